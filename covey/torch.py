@@ -63,6 +63,7 @@ __all__ = [
     "HealedTraining",
     "StepSampler",
     "attach",
+    "attached",
     "average",
     "init_process_group",
     "way",
@@ -71,7 +72,7 @@ END_S = 1.0
 """Seconds that the end of the script waits for the thread that ends rounds."""
 _models = 0
 _ways: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
-"""How gradients of each model get to where they are added, for people."""
+"""How gradients of each model that is attached get to where they are added, for people."""
 
 
 @overload
@@ -154,16 +155,20 @@ def attach(
         )
         raise RuntimeError(f"{what}; submit it with --workers {ranks}, without torchrun")
     if optimizer is not None:
-        if devices_of(ddp.module):
-            _ways[ddp] = "copied from each GPU: ranks may be lost"
+        _ways[ddp] = "copied from each GPU: ranks may be lost" if devices_of(ddp.module) else ""
         return healed(ddp, optimizer, also, data, found, step, RoundEnds(found.tensors), checkpoint)
     buckets = Buckets(found.tensors, names, f"ddp{_models}", RoundEnds(found.tensors))
     ddp.register_comm_hook(buckets, average)
     _models += 1
-    if way_there := buckets.add_on_gpus(ddp):
-        _ways[ddp] = way_there
+    _ways[ddp] = way_there = buckets.add_on_gpus(ddp)
+    if way_there:
         found.tensors.tell(f"has its gradients {way_there}")
     return None
+
+
+def attached(ddp: Any) -> bool:
+    """Whether Covey averages the gradients of this model."""
+    return ddp in _ways
 
 
 def way(ddp: Any) -> str:

@@ -1,4 +1,4 @@
-"""Points on two spirals, which take a while to read: the data of the scripts beside, and what each prints at its end."""
+"""What the scripts beside share: points on two spirals, which take a while to read, checkpoints, the digest."""
 
 import hashlib
 import math

@@ -28,7 +28,15 @@ from bench.scripts import ways  # noqa: E402
 from bench.scripts.ways import Kind, Lane  # noqa: E402
 
 COLUMNS = ("runs", "seen", "stopped", "aggregated", "healed", "torchrun")
-TITLES = ("script", "runs", "steps, waits, memory seen", "preempted three times", "--aggregate", "a rank is killed", "torchrun beside it")
+TITLES = (
+    "script",
+    "runs",
+    "steps, waits, memory seen",
+    "preempted three times",
+    "--aggregate",
+    "a rank is killed",
+    "torchrun beside it",
+)
 
 
 class Row(NamedTuple):
@@ -56,17 +64,27 @@ def kinds() -> list[Kind]:
 
 
 def tried(lane: Lane, kind: Kind) -> Row:
-    """Try a kind in every way that it is expected to have; a way that needs what a way before did not show is said."""
-    began_s, cells = time.monotonic(), dict[str, str]()
+    """Try a kind in every way. Where Covey does not take the job, the cells of that way say why."""
+    began_s, cells = time.monotonic(), dict.fromkeys(COLUMNS, "")
+    try:
+        _try(lane, kind, cells)
+    except ways.Refused as error:
+        cells = {name: text or f"no: {error}" for name, text in cells.items()}
+    return Row(kind, cells, time.monotonic() - began_s)
+
+
+def _try(lane: Lane, kind: Kind, cells: dict[str, str]) -> None:
     plain = lane.plain(kind)
     bits = plain.digests
     cells["runs"] = "yes" if plain.ok else plain.why_not
     cells["seen"] = ways.seen(kind, plain)
     if plain.ok and len(bits) > 1:
         cells["runs"] = f"ranks end with unlike bits ({', '.join(sorted(bits))})"
+    if missing := [each for each in kind.writes.split() if not any(plain.folder.glob(each))]:
+        cells["runs"] = f"no: it left no {', '.join(missing)}"
     if not plain.ok:
-        cells |= {name: "no: it does not run" for name in COLUMNS[2:]}
-        return Row(kind, cells, time.monotonic() - began_s)
+        cells |= dict.fromkeys(COLUMNS[2:], "no: it does not run")
+        return
     disturbed = lane.disturbed(kind)
     cells["stopped"], cells["healed"] = ways.stopped(disturbed, bits), ways.healed(disturbed, bits)
     cells["aggregated"] = ways.aggregated(plain if kind.without_ddp else lane.aggregated(kind), bits)
@@ -74,7 +92,6 @@ def tried(lane: Lane, kind: Kind) -> Row:
     if not kind.torchrun.startswith("no: "):
         code, output = lane.beside(kind)
         cells["torchrun"] = "same bits" if set(ways.DIGEST.findall(output)) == bits else f"no: exit {code}, other bits"
-    return Row(kind, cells, time.monotonic() - began_s)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -105,7 +122,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     order = {kind.name: number for number, kind in enumerate(chosen)}
     rows.sort(key=lambda row: order[row.kind.name])
     if args.out:
-        args.out.write_text(table(rows), encoding="utf-8")
+        args.out.write_text(table(rows, args.out), encoding="utf-8")
     if args.keep:
         print(f"kept: {directory}")
     else:
@@ -119,9 +136,13 @@ def line(row: Row) -> str:
     return f"| {' | '.join([row.kind.name, *(row.cells[name] for name in COLUMNS)])} |"
 
 
-def table(rows: Sequence[Row]) -> str:
+def table(rows: Sequence[Row], before: Path) -> str:
+    """The table, with the rows of an earlier one for kinds that were not tried now."""
+    lines = before.read_text(encoding="utf-8").splitlines() if before.exists() else []
+    known = {each.split(" | ")[0].removeprefix("| "): each for each in lines[2:]}
+    known |= {row.kind.name: line(row) for row in rows}
     head = f"| {' | '.join(TITLES)} |\n|{'---|' * len(TITLES)}\n"
-    return head + "".join(line(row) + "\n" for row in rows)
+    return head + "".join(f"{known[kind.name]}\n" for kind in kinds() if kind.name in known)
 
 
 if __name__ == "__main__":

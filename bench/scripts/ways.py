@@ -16,7 +16,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -88,6 +87,10 @@ class Kind:
         return (self.command or f"python {Path(self.file).name}").split()
 
 
+class Refused(Exception):
+    """Covey did not take the job, and why."""
+
+
 @dataclass
 class Ended:
     """A job that ended, and what was seen of it while it ran."""
@@ -110,7 +113,9 @@ class Ended:
     @property
     def why_not(self) -> str:
         """Why it did not end well: the last line that looks like an error, or what the agent says."""
-        errors = re.findall(r"^(?:\[rank\d+\]: *)?((?:\w+\.)*\w*(?:Error|Exception|Interrupt): .*)$", self.output, re.MULTILINE)
+        errors = re.findall(
+            r"^(?:\[rank\d+\]: *)?((?:\w+\.)*\w*(?:Error|Exception|Interrupt): .*)$", self.output, re.MULTILINE
+        )
         return f"no: {(errors[-1] if errors else self.view['reason'])[:160]}"
 
 
@@ -160,7 +165,7 @@ class Lane:
             check=False,
         )
         if done.returncode:
-            raise SystemExit(f"{kind.name}: {done.stdout}{done.stderr}")
+            raise Refused(" ".join(done.stderr.split()))
         return done.stdout.split()[0]
 
     def view(self, job: str) -> dict[str, Any]:
@@ -194,7 +199,7 @@ class Lane:
     # ---- the ways ----
 
     def plain(self, kind: Kind) -> Ended:
-        """Run the script undisturbed; one without DistributedDataParallel with `--aggregate`, which it has no use of."""
+        """Run the script undisturbed; with `--aggregate` where it has no use of it."""
         folder, words = self.folder(kind, "plain"), ["--aggregate"] if kind.without_ddp else []
         return self.ended(kind, self.submit(kind, folder, *words), folder, lambda _view: None)
 
@@ -203,8 +208,8 @@ class Lane:
         return self.ended(kind, self.submit(kind, folder, "--aggregate"), folder, lambda _view: None)
 
     def disturbed(self, kind: Kind) -> Ended:
-        """Preempt the job three times, by a guaranteed one that takes all GPUs, and then kill the process of its highest
-        rank, each once it has made steps since its start. A job that fails of that is started again."""
+        """Preempt the job three times, by a guaranteed one that takes all GPUs, and then kill its highest rank, each
+        once it has made steps since its start. A job that fails of that is started again."""
         folder = self.folder(kind, "disturbed")
         job = self.submit(kind, folder, "--class", "opportunistic", "--retries", "1")
         done, works = 0, _Works(kind, folder)
@@ -212,7 +217,7 @@ class Lane:
         def disturb(view: dict[str, Any]) -> None:
             nonlocal done
             if done > STOPS or view["state"] != "running" or view["tally"]["attempt"] != done + 1:
-                works.begins(view["step"])
+                works.begins()
                 return
             pids = [rank["pid"] for rank in view["ranks"] if rank["pid"]]
             if not works.long_enough(view["step"]) or not pids:
@@ -222,7 +227,7 @@ class Lane:
             else:
                 self._preempt(folder)
             done += 1
-            works.begins(view["step"])
+            works.begins()
 
         return self.ended(kind, job, folder, disturb)
 
@@ -248,17 +253,20 @@ class _Works:
 
     def __init__(self, kind: Kind, folder: Path) -> None:
         self._kind, self._folder = kind, folder
-        self.begins(None)
+        self.begins()
 
-    def begins(self, step: int | None) -> None:
-        """It is about to start; `step`: the newest one so far."""
-        self._before, self._began_s, self._since_s = step, time.time(), float("inf")
+    def begins(self) -> None:
+        """The job is about to start."""
+        self._before: list[int | None] = []
+        """The newest step of earlier starts, once it runs."""
+        self._began_s, self._since_s = time.time(), float("inf")
 
     def long_enough(self, step: int | None) -> bool:
         """Whether it has saved since it began; of one that does not save by itself, whether it has made steps."""
         if self._kind.saves:
             return any(each.stat().st_mtime > self._began_s for each in self._folder.glob(self._kind.saves))
-        if self._since_s == float("inf") and (step != self._before or self._kind.unseen):
+        self._before = self._before or [step]
+        if self._since_s == float("inf") and (step != self._before[0] or self._kind.unseen):
             self._since_s = time.monotonic() + (UNSEEN_S if self._kind.unseen else STEPPED_S)
         return time.monotonic() >= self._since_s
 
@@ -310,6 +318,6 @@ def healed(done: Ended, bits: set[str]) -> str:
 def aggregated(done: Ended, bits: set[str]) -> str:
     if "gradients averaged by Covey" in done.hooked:
         return same(done, bits)
-    declined = re.search(r"gradients averaged by DDP itself \((.*?)\)(?:;|$)", done.hooked)
+    declined = re.search(r"gradients averaged by DDP itself \((.*?)(?:\)(?:;|$)|$)", done.hooked)
     why = declined[1] if declined else "no DistributedDataParallel"
     return f"no: {why}" if done.ok else done.why_not

@@ -17,6 +17,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from covey.core.errors import CoveyError
@@ -170,11 +171,13 @@ class JobClient(OfOneProcess):
     def observed(
         self, step: int, step_s: float, input_s: float, memory_bytes: int, boundary: str, **more: float
     ) -> None:
-        """Report a mini-batch that `covey.hooks` saw, in seconds and bytes; ignored when the script itself reports its
-        steps. `more`: `communicate_s` (default: the time spent inside `tensors`), and metrics that are shown."""
-        if not self._by_hand and not self.is_elsewhere:
+        """Report a mini-batch that `covey.hooks` saw, in seconds and bytes; when the script itself reports its steps,
+        of those only what it does not say is taken from here. `more`: `communicate_s` (default: the time spent inside
+        `tensors`), and metrics that are shown."""
+        if not self.is_elsewhere:
             talked_s = more.pop("communicate_s", None)
-            self._stepped(ToldStep(step, step_s, None, talked_s, input_s, memory_bytes, more, boundary))
+            told = ToldStep(step, step_s, None, talked_s, input_s, memory_bytes, more, boundary)
+            (self._clock.sees if self._by_hand else self._stepped)(told)
 
     def alive(self) -> None:
         """Report progress that is not a step (the script evaluates, saves, compiles), for `submit --hang`."""
@@ -222,6 +225,10 @@ class JobClient(OfOneProcess):
         """From now on SIGTERM only makes `stopping` true, so that the step under way is finished and saved. Call it in
         the main thread."""
         self._stop.defer()
+
+    def saved(self, step: int, path: Path) -> None:
+        """Tell the agent of a complete checkpoint from which `step` is the next one: `agentctl job` shows it."""
+        self._say(self._stop.wrote(step, path))
 
     def extend_grace(self, seconds: float, timeout_s: float = 5.0) -> float:
         """Ask, once, for `seconds` more to save. Returns the seconds that are left now: at most 600 more than before.
@@ -328,8 +335,7 @@ class JobClient(OfOneProcess):
         with self.heartbeats.at_work():
             rank = HealedRank(self.rank, self.world_size, me.incarnation, me.here, me.host, step)
             script = ScriptState(self.memory.counts(get), load, own, lambda step: self._stepped(of_state(step)))
-            saved = lambda step, path: self._say(self._stop.wrote(step, path))  # noqa: E731
-            stop = stops_of(self._stop, checkpoint, stop, leave=self.leave, saved=saved)
+            stop = stops_of(self._stop, checkpoint, stop, leave=self.leave, saved=self.saved)
             if enter is None:
                 state = begun(self._client(), rank, script, within_s, stop=stop)
             else:

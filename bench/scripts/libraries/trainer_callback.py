@@ -5,9 +5,10 @@ import time
 
 import torch
 from points import say_digest
-import covey.callbacks
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
+
+import covey.callbacks
 
 
 class Words(torch.utils.data.Dataset):

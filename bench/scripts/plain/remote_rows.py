@@ -1,16 +1,18 @@
-"""Rows of an array that lies in the memory of another host, read in each step."""
+"""Rows of an array that lies in the memory of another host, of which 4 MiB are here; 64 are read in each step."""
 
 import numpy as np
 from points import say_digest
 
 import covey
+from covey.remote import RemoteArray
 
-with covey.join() as job, covey.RemoteMemory("16 MiB", durable=False) as memory:
-    rows = memory.array((4096, 256), np.float32)
-    rows[:] = np.random.default_rng(0).standard_normal(rows.shape, np.float32)
+with covey.join() as job, RemoteArray("rows", (32768, 256), "float32", local_budget="4 MiB") as rows:
+    numbers = np.random.default_rng(0)
+    for at in range(0, len(rows.array), 1024):
+        rows[at : at + 1024] = numbers.standard_normal((1024, 256), np.float32)
     w = np.zeros(256, np.float32)
-    for step in range(200):
-        at = step * 16 % 4096
-        w += 0.01 * (rows[at : at + 16].mean(axis=0) - w)
-        job.step(loss=float(abs(w).mean()))
+    for _ in range(1000):
+        drawn = numbers.integers(len(rows.array), size=64)
+        w += 0.01 * (rows.array[drawn].mean(axis=0) - w)
+        job.step(distance=float(abs(w).mean()))
     say_digest(w)

@@ -22,5 +22,12 @@ study = optuna.create_study(
 done = [trial for trial in study.trials if trial.state.is_finished()]
 if done:
     print(f"continues with trial {len(done)}", flush=True)
-study.optimize(objective, n_trials=32 - len(done))
+
+
+def note(_, trial):
+    with open("trials.txt", "a") as trials:
+        print(trial.number, trial.value, file=trials)
+
+
+study.optimize(objective, n_trials=32 - len(done), callbacks=[note])
 say_digest(np.array([study.best_params["rate"], study.best_params["width"]]))

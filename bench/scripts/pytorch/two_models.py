@@ -21,7 +21,9 @@ for epoch in range(step // len(loader), 6):
         if number >= step:
             noise = torch.randn(BATCH, 2, generator=torch.Generator().manual_seed(number))
             made = maker(noise)
-            loss = binary_cross_entropy_with_logits(critic(torch.cat([points, made.detach()])), torch.cat([ones, zeros]))
+            loss = binary_cross_entropy_with_logits(
+                critic(torch.cat([points, made.detach()])), torch.cat([ones, zeros])
+            )
             optimizers[0].zero_grad()
             loss.backward()
             optimizers[0].step()
