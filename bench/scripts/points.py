@@ -6,7 +6,7 @@ import os
 import time
 from typing import Any
 
-READ_S = 0.003
+READ_S = float(os.environ.get("READ_S", "0.003"))
 """Seconds that reading one point takes."""
 POINTS, BATCH = 512, 8
 

@@ -30,7 +30,7 @@ from cli.rack.files import RackHost
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 HOSTS, GPUS = 2, 2
-JOB_S, START_S = 240.0, 120.0
+JOB_S, START_S = 600.0, 120.0
 STOPS = 3
 """How often a job is preempted."""
 STEPPED_S, UNSEEN_S = 0.8, 3.0
@@ -113,10 +113,11 @@ class Ended:
     @property
     def why_not(self) -> str:
         """Why it did not end well: the last line that looks like an error, or what the agent says."""
-        errors = re.findall(
-            r"^(?:\[rank\d+\]: *)?((?:\w+\.)*\w*(?:Error|Exception|Interrupt): .*)$", self.output, re.MULTILINE
-        )
-        return f"no: {(errors[-1] if errors else self.view['reason'])[:160]}"
+        if self.view["state"] != "failed":
+            return f"no: {self.view['reason'][:160]}"
+        named = r"^(?:\[rank\d+\]: *)?((?:\w+\.)*\w*(?:Error|Exception|Interrupt): .*|\w+: unknown .*)$"
+        errors = re.findall(named, self.output, re.MULTILINE)
+        return f"no: {(errors[-1] if errors else self.view['reason'])[:160]}".replace("|", "/")
 
 
 class Lane:
@@ -192,6 +193,7 @@ class Lane:
                 return Ended(view, self.output(job), heals_not, hooked, timing, folder)
             if time.monotonic() > end_s:
                 self.agent.post("jobs", job, "cancel", body={})
+                print(f"{kind.name}: job {job} did not end within {JOB_S:.0f} s", flush=True)
                 end_s = float("inf")
             look(view)
             time.sleep(LOOK_S)

@@ -27,10 +27,12 @@ class ForLightning(Callback):  # type: ignore[misc]
         return str(self.path) if self.path.is_file() else None
 
     def on_fit_start(self, trainer: Any, module: Any) -> None:
+        """The training begins: SIGTERM does not end this process any more."""
         self._told.begins()
         self._step = trainer.global_step
 
     def on_train_batch_end(self, trainer: Any, module: Any, *_: Any) -> None:
+        """A batch is done: tell of the step that it ended, and save if any rank has heard that the job is to end."""
         if trainer.global_step > self._step:  # else gradients are gathered for a later step
             self._step = trainer.global_step
             self._told.step(self._step - 1, trainer.callback_metrics)

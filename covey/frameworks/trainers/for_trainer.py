@@ -25,19 +25,22 @@ class ForTrainer(TrainerCallback):  # type: ignore[misc]
         self._ends = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """The training begins: SIGTERM does not end this process any more."""
         self._told.begins()
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
+        """Losses and rates were logged: the next steps are told with them."""
         self._logged = logs or {}
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
+        """A step is done: tell of it, and save if any rank has heard that the job is to end."""
         self._told.step(state.global_step - 1, self._logged)
         if any_rank(self._told.stopping, args.device):
             self._ends = control.should_save = True
         return control
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """The Trainer has saved."""
+        """The Trainer has saved: this process ends, if that was for the end of the job."""
         if state.is_world_process_zero:
             self._told.wrote(state.global_step, os.path.join(args.output_dir, f"checkpoint-{state.global_step}"))
         if self._ends:
