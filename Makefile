@@ -4,9 +4,10 @@ BIN := .venv/bin
 READY := .venv/.ready
 # Agents, ranks and tests are hundreds of processes: each would compile anew all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
+SCRIPTS := .scripts
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run stop check lint types collected frameworks house test quick cases clients swapped rack-test operator-test sim soak storm mutants tables bench-tensors bench-tensors-hosts bench-tensors-kills heal-test bench-elastic bench-groups bench-tuner-live bench-tuner-splits heal-size heal-cost compiled rdma swap limits elsewhere heal-rivals bench-tensors-moves bench-tensors-jobs bench-tensors-lanes bench-sharing gpu-check gpu-pack gpu-rehearsal picture states samples coverage dist deb agent-toml docs reference clean
+.PHONY: help setup run stop check lint types collected frameworks house test quick cases clients swapped rack-test operator-test sim soak storm mutants tables bench-tensors bench-tensors-hosts bench-tensors-kills heal-test bench-elastic bench-groups bench-tuner-live bench-tuner-splits heal-size heal-cost scripts compiled rdma swap limits elsewhere heal-rivals bench-tensors-moves bench-tensors-jobs bench-tensors-lanes bench-sharing gpu-check gpu-pack gpu-rehearsal picture states samples coverage dist deb agent-toml docs reference clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -30,6 +31,16 @@ $(READY): pyproject.toml covey/pyproject.toml tools/pyproject.toml covey/core/ve
 	 if $(BIN)/python -m pip install -q --disable-pip-version-check $$wanted 2>/dev/null; then touch $@; \
 	 else echo "$* cannot be installed here: tests that need it are skipped"; fi
 	@if test $* = torch && $(BIN)/python -c 'import torch' 2>/dev/null; then $(BIN)/python -m covey.hooks.gate.build || true; fi
+
+$(SCRIPTS)/.ready: $(READY) .venv/.torch .venv/.jax # lies over .venv, which keeps what the gate needs alone
+	@echo "setting up $(SCRIPTS) ..."
+	@$(BIN)/python -m venv $(SCRIPTS)
+	@path='import sysconfig; print(sysconfig.get_path("purelib"))'; \
+	 echo "import site; site.addsitedir('$$($(BIN)/python -c "$$path")')" > "$$($(SCRIPTS)/bin/python -c "$$path")/checkout.pth"
+	@wanted=$$($(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["scripts"])'); \
+	 $(SCRIPTS)/bin/python -m pip install -q --disable-pip-version-check $$wanted
+	@sed "1s|.*|#!$(CURDIR)/$(SCRIPTS)/bin/python|" $(BIN)/torchrun > $(SCRIPTS)/bin/torchrun && chmod +x $(SCRIPTS)/bin/torchrun
+	@touch $@
 
 run: $(READY) ## start a rack of four agents on this machine and watch it work
 	@$(BIN)/covey-rack run
@@ -146,6 +157,9 @@ bench-tensors-hosts: $(READY) .venv/.torch ## the same between four hosts in net
 bench-sharing: $(READY) .venv/.torch ## real scripts on shared cores: ONLY=live (each law, half an hour), rules, away, starts, memory, queue, upgrade, failures ARGS="--rounds 2"
 	@$(BIN)/python bench/sharing/sharing_$(or $(ONLY),live).py $(ARGS)
 
+scripts: $(SCRIPTS)/.ready ## forty kinds of training scripts, as their frameworks' manuals have them: each run, seen, preempted, aggregated, healed; the table of what was seen (half an hour; ARGS='--only torchrun,JAX')
+	@$(BIN)/python bench/scripts/scripts.py --out bench/results/scripts.md $(ARGS)
+
 gpu-check: $(READY) ## what is left out elsewhere: tests marked gpu, a rack on the GPU, AntMan's times, with a CUDA build of PyTorch; in parts, JSON after each (ARGS='--only rack --part-s 120')
 	@$(BIN)/python tools/gpu/check.py $(ARGS)
 
@@ -199,4 +213,4 @@ reference: $(READY) ## write docs/reference/ anew: agentctl, HTTP, Python API, e
 	@$(BIN)/python -m tools.pages
 
 clean: ## remove .venv and everything made by tools
-	rm -rf .venv .coverage .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info covey/*.egg-info tools/*.egg-info build dist site
+	rm -rf .venv .scripts .coverage .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info covey/*.egg-info tools/*.egg-info build dist site

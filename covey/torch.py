@@ -71,6 +71,7 @@ __all__ = [
     "HealedTraining",
     "StepSampler",
     "attach",
+    "attached",
     "average",
     "init_process_group",
     "way",
@@ -78,8 +79,9 @@ __all__ = [
 END_S = 1.0
 """Seconds that the end of the script waits for the thread that ends rounds."""
 _models = 0
+COPIED = "copied from each GPU: ranks may be lost"
 _ways: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
-"""How gradients of each model get to where they are added, for people."""
+"""How gradients of each model that is attached get to where they are added, for people."""
 
 
 @overload
@@ -187,7 +189,7 @@ def attach(
     for each in models:
         refuse_uneven(each, heals=optimizer is not None)
     if optimizer is not None:
-        _ways.update((each, "copied from each GPU: ranks may be lost") for each in models if devices_of(each.module))
+        _ways.update((each, COPIED if devices_of(each.module) else "") for each in models)
         optimizers, ends = several(optimizer), RoundEnds(found.tensors)
         return healed(models, optimizers, also, data, found, step, ends, checkpoint)
     for each in models:
@@ -225,9 +227,14 @@ def _average(ddp: Any, found: "JobClient") -> None:
     buckets = Buckets(found.tensors, names, f"ddp{_models}", RoundEnds(found.tensors))
     ddp.register_comm_hook(buckets, average)
     _models += 1
-    if way_there := buckets.add_on_gpus(ddp):
-        _ways[ddp] = way_there
+    _ways[ddp] = way_there = buckets.add_on_gpus(ddp)
+    if way_there:
         found.tensors.tell(f"has its gradients {way_there}")
+
+
+def attached(ddp: Any) -> bool:
+    """Whether Covey averages the gradients of this model."""
+    return ddp in _ways
 
 
 def way(ddp: Any) -> str:

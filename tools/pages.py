@@ -54,8 +54,9 @@ MODULES = (
 PYTHON = {
     "covey": covey.__all__,
     "covey.job.tensors": ["TensorClient"],
-    "covey.torch": ["attach", "init_process_group", "StepSampler", "HealedTraining"],
+    "covey.torch": ["attach", "init_process_group", "StepSampler", "HealedTraining", "attached"],
     "covey.jax": ["psum", "pmean", "state"],
+    "covey.callbacks": ["ForTrainer", "ForLightning", "last_of"],
     "covey.remote": ["RemoteArray"],
 }
 """Module -> its public names. Those of PyTorch and JAX are read from source, since neither need be installed."""
@@ -63,6 +64,9 @@ FOUND_IN = {
     "covey.torch.init_process_group": "covey.frameworks.torch.group",
     "covey.torch.StepSampler": "covey.frameworks.torch.sampler",
     "covey.torch.HealedTraining": "covey.frameworks.torch.heal",
+    "covey.callbacks.ForTrainer": "covey.frameworks.trainers.for_trainer",
+    "covey.callbacks.ForLightning": "covey.frameworks.trainers.for_lightning",
+    "covey.callbacks.last_of": "covey.frameworks.trainers.for_trainer",
     "covey.remote.RemoteArray": "covey.arrays.remote_array",
 }
 """Name -> the module that defines it, where another one offers it."""

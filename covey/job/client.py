@@ -17,6 +17,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from covey.core.errors import CoveyError
@@ -26,7 +27,7 @@ from covey.job.blocks.memory_use import MemoryUse
 from covey.job.heartbeats import Heartbeats
 from covey.job.memory_offer import MemoryOffer
 from covey.job.page_link import PageLink, PageUser
-from covey.job.rank_identity import identity
+from covey.job.rank_identity import RefusedByAgent, identity
 from covey.job.spare_modules import imported
 from covey.job.step_clock import StepClock, ToldStep, of_state
 from covey.job.stop_asked import StopAsked
@@ -65,8 +66,6 @@ from covey.wire.job import (
 from covey.wire.sums import NOTHING, Now
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from covey.healing.healing import Healing
     from covey.healing.neighbours import HealedRank
     from covey.job.blocks.data_blocks import DataBlocks
@@ -172,11 +171,13 @@ class JobClient(OfOneProcess):
     def observed(
         self, step: int, step_s: float, input_s: float, memory_bytes: int, boundary: str, **more: float
     ) -> None:
-        """Report a mini-batch that `covey.hooks` saw, in seconds and bytes; ignored when the script itself reports its
-        steps. `more`: `communicate_s` (default: the time spent inside `tensors`), and metrics that are shown."""
-        if not self._by_hand and not self.is_elsewhere:
+        """Report a mini-batch that `covey.hooks` saw, in seconds and bytes; when the script itself reports its steps,
+        of those only what it does not say is taken from here. `more`: `communicate_s` (default: the time spent inside
+        `tensors`), and metrics that are shown."""
+        if not self.is_elsewhere:
             talked_s = more.pop("communicate_s", None)
-            self._stepped(ToldStep(step, step_s, None, talked_s, input_s, memory_bytes, more, boundary))
+            told = ToldStep(step, step_s, None, talked_s, input_s, memory_bytes, more, boundary)
+            (self._clock.sees if self._by_hand else self._stepped)(told)
 
     def alive(self) -> None:
         """Report progress that is not a step (the script evaluates, saves, compiles), for `submit --hang`."""
@@ -186,10 +187,9 @@ class JobClient(OfOneProcess):
     def hooked(self, to: str, problem: str = "") -> None:
         """Tell the agent, now and whenever it was away, what `covey.hooks` sees of this script, and what it cannot see.
         Does nothing in a forked child: a hook of Covey never ends the script."""
-        if self.is_elsewhere:
-            return
-        self._hooked = Hooked(to[:160], problem[:400])
-        self._say(self._hooked)
+        if not self.is_elsewhere:
+            self._hooked = Hooked(to[:160], problem[:400])
+            self._say(self._hooked)
 
     def share(self, user: PageUser) -> None:
         """From now on `user` obeys the limits that this host's agent sets, once the agent sends some."""
@@ -204,8 +204,7 @@ class JobClient(OfOneProcess):
             if not self._joined:
                 self._steps.clear()
             talked_s = 0.0 if self._tensors is None else self._tensors.communicate_s
-            stepped = self._clock.stepped(told, talked_s, self.turns.spent())
-            self._steps.append(pack(stepped))
+            self._steps.append(pack(stepped := self._clock.stepped(told, talked_s, self.turns.spent())))
         self.heartbeats.sign(stepped.step if self._by_hand else None)
         self._wakes.wake()
 
@@ -214,10 +213,6 @@ class JobClient(OfOneProcess):
         """Whether this job is asked to end: the script should save its state and exit. Check it after each mini-batch,
         and keep SIGTERM from ending the script before (`defer_stop`). A file tells it while the agent is away."""
         return self._stop.asked
-
-    def saved(self, step: int, path: "Path") -> None:
-        """Tell the agent of a checkpoint that is complete, and with which step the job continues from there."""
-        self._say(self._stop.wrote(step, path))
 
     @property
     def grace_left_s(self) -> float:
@@ -228,6 +223,10 @@ class JobClient(OfOneProcess):
         """From now on SIGTERM only makes `stopping` true, so that the step under way is finished and saved. Call it in
         the main thread."""
         self._stop.defer()
+
+    def saved(self, step: int, path: Path) -> None:
+        """Tell the agent of a complete checkpoint from which `step` is the next one: `agentctl job` shows it."""
+        self._say(self._stop.wrote(step, path))
 
     def extend_grace(self, seconds: float, timeout_s: float = 5.0) -> float:
         """Ask, once, for `seconds` more to save. Returns the seconds that are left now: at most 600 more than before.
@@ -255,9 +254,8 @@ class JobClient(OfOneProcess):
         with self._lock:
             if self._tensors is not None:
                 return self._tensors
-            made = self._tensors = self._made(
-                self.rank, self._me.incarnation, undecided=True, shared=self._tensors_shared
-            )
+            more: dict[str, Any] = {"undecided": True, "shared": self._tensors_shared}
+            made = self._tensors = self._made(self.rank, self._me.incarnation, **more)
             owners = self._owners.all()
             made.gone(self._gone)
         self.heartbeats.uses(made)
@@ -281,10 +279,7 @@ class JobClient(OfOneProcess):
         from covey.job.tensors import TensorClient
 
         made = TensorClient(
-            self.id,
-            rank,
-            self.world_size,
-            self._owner_lost,
+            *(self.id, rank, self.world_size, self._owner_lost),
             tables=self._me.tables,
             wanted=self._table_wanted,
             incarnation=incarnation,
@@ -455,9 +450,8 @@ class JobClient(OfOneProcess):
         if closed:
             return
         self.turns.close()
-        for part in (self._carried, self._blocks):
-            if part is not None:
-                part.close()
+        for part in [each for each in (self._carried, self._blocks) if each is not None]:
+            part.close()
         if tensors is not None and tensors.close():
             self._say(SumsNow(NOTHING, over=True))
         self._wakes.wake()
@@ -494,8 +488,7 @@ class JobClient(OfOneProcess):
         """Wait until the agent answered, or `timeout_s` seconds passed. CoveyError when the agent refused."""
         self._check_process(f"job {self.id} was not joined")
         self._answered.wait(timeout_s)
-        if self._refusal is not None and not self._joined:
-            refusal = self._refusal
+        if (refusal := self._refusal) is not None and not self._joined:
             self.close()
             raise CoveyError(refusal.what, refusal.why, refusal.next)
 
@@ -523,12 +516,11 @@ class JobClient(OfOneProcess):
     def _run(self) -> None:
         pause_s, tried = BACKOFF_S[0], False
         while not self._closed or (self._steps and not tried):
-            began_s, tried = time.monotonic(), True
-            refused = False
+            began_s, tried, refused = time.monotonic(), True, False
             try:
                 with self._me.connected() as self._connection:
                     self._talk(self._connection)
-            except _Refused:
+            except RefusedByAgent:
                 refused = True
             except OSError:
                 pass
@@ -573,8 +565,8 @@ class JobClient(OfOneProcess):
 
     def _hello(self) -> Join:
         """The Join for a new connection, made anew each time: the kernel is known once numpy is imported."""
-        me = self._me
-        return Join(os.getpid(), me.job, me.rank, me.epoch, me.token, kernel(), PROTOCOL, VERSION, self._memory.now)
+        of = self._me.job, self._me.rank, self._me.epoch, self._me.token
+        return Join(os.getpid(), *of, kernel(), PROTOCOL, VERSION, self._memory.now)
 
     def _next_out(self) -> bytes:
         with self._lock:
@@ -637,7 +629,7 @@ class JobClient(OfOneProcess):
             return
         self._refusal = refusal
         self._answered.set()
-        raise _Refused(refusal.what)
+        raise RefusedByAgent(refusal.what)
 
     def _moved(self, at: AggregatorAt) -> None:
         with self._lock:
@@ -680,10 +672,6 @@ class JobClient(OfOneProcess):
             self._blocks.abandon()
         if self._connection is not None:
             self._connection.close()
-
-
-class _Refused(OSError):
-    """The agent refused this process; joining again at once would not help."""
 
 
 _process: JobClient | None = None

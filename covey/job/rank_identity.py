@@ -80,6 +80,10 @@ def identity(environ: Mapping[str, str]) -> RankIdentity:
         raise CoveyError(what, why, "start it with agentctl submit, and keep its environment") from error
 
 
+class RefusedByAgent(OSError):
+    """The agent refused this process; joining again at once would not help."""
+
+
 def _tables(said: str) -> int:
     """The number of tables. ValueError when no job has so many."""
     if not 1 <= int(said) <= TABLES_MAX:

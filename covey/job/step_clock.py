@@ -32,6 +32,30 @@ class StepClock:
         """Whether `JobState` ends the steps, and what the script tells adds to the one under way."""
         self._added: ToldStep | None = None
         """What the script told of the step under way, which something else ends and counts."""
+        self._seen: ToldStep | None = None
+        """The newest step that hooks saw, where something else ends and counts steps."""
+
+    def sees(self, seen: ToldStep) -> None:
+        """Keep what hooks see, where the script or `JobState` tells the steps: which part of a step is a wait, and how
+        much memory there is, counts for each step of which nothing else is told. Hooks tell of some steps only, and may
+        take another piece of the script for one."""
+        self._seen = seen if seen.step_s else self._seen
+
+    def _with_seen(self, told: ToldStep, took_s: float, talked_s: float) -> ToldStep:
+        """The step as told, with what hooks saw and nobody told. `talked_s`: seconds inside `tensors`, which are known
+        better than hooks do."""
+        seen = self._seen
+        if seen is None or not seen.step_s or told.boundary != "script":
+            return told
+        part = took_s / seen.step_s
+        return msgspec.structs.replace(
+            told,
+            input_s=told.input_s or seen.input_s * part,
+            memory_bytes=told.memory_bytes or seen.memory_bytes,
+            communicate_s=(seen.communicate_s or 0.0) * part
+            if told.communicate_s is None and not talked_s
+            else told.communicate_s,
+        )
 
     def newest_step(self) -> int | None:
         """The number of the newest step; None when there was none."""
@@ -57,6 +81,7 @@ class StepClock:
         took_s = now_s - self._stepped_at_s if told.step_s is None else float(told.step_s)
         steps = 1 if told.boundary == "script" else max(1, number - self._step + 1)
         talked_s = (communicated_s - self._communicated_s) / steps
+        told = self._with_seen(told, took_s, talked_s)
         if told.communicate_s is not None:
             talked_s = float(told.communicate_s)
         sent_s, turned_s, added_s = ((now - before) / steps for now, before in zip(turns, self._turns, strict=True))

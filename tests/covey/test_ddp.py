@@ -71,19 +71,26 @@ def alone(kind):  # the ranks one after another, in one process
 def together(kind):
     model, optimizer = made(kind)
     ddp = DistributedDataParallel(
-        model, bucket_cap_mb=0.03, find_unused_parameters=kind == "unused", gradient_as_bucket_view=kind == "views"
+        model,
+        bucket_cap_mb=25 if kind == "compiled" else 0.03,  # torch.compile refuses a small one
+        find_unused_parameters=kind == "unused",
+        gradient_as_bucket_view=kind == "views",
     )
     if kind == "own-hook":
         from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
         ddp.register_comm_hook(None, default_hooks.allreduce_hook)
     if doors == "covey":
         covey.torch.attach(ddp, types.SimpleNamespace(tensors=client, world_size=world))
+    if kind == "attached" and doors == "gloo":  # by the script, also with submit --aggregate
+        import covey.torch
+        covey.torch.attach(ddp)
+    called = torch.compile(ddp, backend="eager") if kind == "compiled" else ddp
     for step in range(int(steps)):
         optimizer.zero_grad(set_to_none=kind != "views")
         if kind == "accumulated":
             with ddp.no_sync():
                 ddp(batch(rank, 500 + step)).square().mean().backward()
-        ddp(batch(rank, step)).square().mean().backward()
+        called(batch(rank, step)).square().mean().backward()
         optimizer.step()
         print("step", step, flush=True)
         if kind == "slowly":
@@ -240,7 +247,8 @@ def test_gradients_that_cannot_be_averaged_are_named(forks: Forks, tmp_path: Pat
 @pytest.mark.parametrize(
     ("kind", "by"),
     [
-        ("large", "gradients averaged by Covey"),
+        ("large,attached", "gradients averaged by Covey"),
+        pytest.param("compiled,plain", "gradients averaged by Covey", marks=pytest.mark.long),
         pytest.param("plain", "gradients averaged by Covey", marks=pytest.mark.long),
         pytest.param("own-hook", "gradients averaged by DDP itself (register_comm_hook", marks=pytest.mark.long),
     ],
@@ -259,10 +267,11 @@ async def test_a_stock_script_is_averaged_by_covey_if_it_is_asked_for(
     attached = await asyncio.to_thread(script.parameters)
     alone = Script(forks, tmp_path, 2, "plain" if kind == "own-hook" else kind, "alone")
     assert attached == await asyncio.to_thread(alone.parameters)
-    if kind == "large" and make_huge(np.ones(10_000_000, np.float32)) and myself().is_there:
+    if kind == "large,attached" and make_huge(np.ones(10_000_000, np.float32)) and myself().is_there:
         assert all("lends 1\n" in said for said in script.said), "a tensor of 10 MB stays where it is"
     told = [fact.to for fact in agent.facts if isinstance(fact, JobHooked) and not fact.problem]
     assert any(by in to for to in told), told
+    assert any("averaged by DDP itself" in to for to in told) == ("DDP itself" in by), told
     assert any(isinstance(fact, TensorsSeen) for fact in agent.facts) == (kind != "own-hook")
 
 

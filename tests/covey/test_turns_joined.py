@@ -139,6 +139,19 @@ def test_turns_of_mini_batches_that_were_not_told_are_no_part_of_the_next_one() 
     assert (told.communicate_s, told.sending_s, told.turns_s) == (0.5, 0.25, 0.25)
 
 
+def test_of_a_step_that_a_script_tells_hooks_say_what_it_does_not() -> None:
+    """Hooks see a step of 4 s of which 1 s is input and 2 s are other ranks; the script's steps are half as long."""
+    clock = StepClock()
+    bare = replace(STEP, communicate_s=None, input_s=0.0)
+    clock.sees(replace(STEP, step=7, step_s=4.0, input_s=1.0, communicate_s=2.0, memory_bytes=99, boundary="optimizer"))
+    told = clock.stepped(bare, 0.0)
+    assert (told.step, told.input_s, told.communicate_s, told.memory_bytes) == (0, 0.5, 1.0, 99)
+    told = clock.stepped(replace(bare, input_s=0.25, memory_bytes=50), 0.75)
+    assert (told.input_s, told.communicate_s, told.memory_bytes) == (0.25, 0.75, 50), "sums of tensors are known better"
+    told = clock.stepped(replace(bare, communicate_s=0.5, boundary="optimizer"), 0.75)
+    assert (told.input_s, told.communicate_s, told.memory_bytes) == (0.0, 0.5, 0), "that is what hooks say themselves"
+
+
 def test_shares_of_a_step_are_no_more_than_the_step() -> None:
     """What was between two steps, such as an evaluation, is no part of the next one."""
     clock, seen = StepClock(), replace(STEP, communicate_s=None, boundary="jitted call")

@@ -5,7 +5,8 @@
     DataLoader      `__next__` of its iterators is wrapped: how long the script waited for input
     DDP             its constructor is wrapped: its own figures say how long ranks waited for one another, and with
                     `submit --aggregate` (COVEY_AGGREGATE) its gradients are averaged by Covey
-    collectives     `Work.wait` is wrapped: on a host that jobs share in turns, others compute while this script waits
+    collectives     `Work.wait` is wrapped: how long the script waited for other ranks (FSDP, its own collectives); on a
+                    host that jobs share in turns, others compute meanwhile
     process groups  in an elastic job (COVEY_ELASTIC) a group of all ranks is refused: it would wait for ever
 
 No hook is called per operator, and none changes what is computed. `covey.hooks.frameworks.torch_share` handles a shared
@@ -15,6 +16,8 @@ device.
 import functools
 import inspect
 import os
+import sys
+import time
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -23,6 +26,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from covey.core.errors import CoveyError
+from covey.hooks import rank_of
 from covey.hooks.frameworks.torch_cuda import StreamWaits, TorchGpu
 from covey.hooks.frameworks.torch_memory import TorchMemory
 from covey.hooks.frameworks.torch_share import end_of_stream, native_library, share_control, turn_gate
@@ -32,6 +36,8 @@ from covey.hooks.turns import hooked
 from covey.hooks.turns.hooked import HookedTurns
 from covey.hooks.waits import QueuedWaits
 
+UNUSED_AFTER = 10
+"""Optimizer steps after which a model whose forward pass was not seen is taken to have a compiled one."""
 _installed: Reporter | None = None
 
 
@@ -83,6 +89,8 @@ class Hooks:
         """Identities of optimizers that exist."""
         self._begun: dict[int, bool] = {}
         """By optimizer that was seen to begin a step: whether it began one since its last counted step."""
+        self._first: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+        """Models whose gradients Covey is to average from their first forward pass on -> the handle of its hook."""
 
     def install(self) -> None:
         from torch.amp.grad_scaler import GradScaler
@@ -118,6 +126,9 @@ class Hooks:
             if identity in self._begun:
                 self._begun[identity] = False
             self._fired += 1
+            self._figures.step_ends()
+            if self._fired == UNUSED_AFTER and self._first:
+                self._average_none()
             if identity not in self._known:
                 self._comes(optimizer)
             self._reporter.optimizer_stepped(identity)
@@ -182,7 +193,10 @@ class Hooks:
         def awaited(*args: Any, **kwargs: Any) -> Any:
             if self._turns.on:
                 self._guarded(self._turns.waits)
-            return wait(*args, **kwargs)
+            began_s = time.perf_counter()
+            done = wait(*args, **kwargs)
+            self._figures.waited_s += time.perf_counter() - began_s
+            return done
 
         return awaited
 
@@ -200,23 +214,54 @@ class Hooks:
         """Average the gradients of this model from its first pass on: until then a script may choose a communication
         hook of its own, which then stays."""
 
-        def before_first(module: Any, *_: Any) -> None:
-            handle.remove()
-            self._guarded(self._average, module)
+        def begins(module: Any, *_: Any) -> None:
+            if not torch.compiler.is_compiling():
+                self._begins(module)
 
-        handle = model.register_forward_pre_hook(before_first)
+        self._first[model] = model.register_forward_pre_hook(begins)
+        if not hasattr(torch.compile, "__wrapped__"):
+            torch.compile = self._compiled(torch.compile)
+
+    def _begins(self, model: Any) -> None:
+        handle = self._first.pop(model, None)
+        if handle is not None:
+            handle.remove()
+            self._guarded(self._average, model)
+
+    def _compiled(self, compile: Callable[..., Any]) -> Callable[..., Any]:
+        """`torch.compile`, before which all models are attached: none can be while dynamo traces."""
+
+        @functools.wraps(compile)
+        def compiled(*args: Any, **kwargs: Any) -> Any:
+            for model in list(self._first):
+                self._begins(model)
+            return compile(*args, **kwargs)
+
+        return compiled
+
+    def _average_none(self) -> None:
+        """Steps were made without a forward pass that is seen of some model."""
+        self._first.clear()
+        self._averaged_by_ddp("its forward pass is compiled in a function that was given to torch.compile before it")
 
     def _average(self, model: Any) -> None:
         import covey.torch
         from covey.job import client
 
         try:
-            covey.torch.attach(model, client.of_process())
+            if not covey.torch.attached(model):
+                covey.torch.attach(model, client.of_process())
         except (TypeError, RuntimeError) as error:
-            self._reporter.attach(f"gradients averaged by DDP itself ({str(error).splitlines()[0]})")
+            self._averaged_by_ddp(str(error).splitlines()[0])
         else:
             way = covey.torch.way(model)
             self._reporter.attach(f"gradients averaged by Covey{f', {way}' if way else ''}")
+
+    def _averaged_by_ddp(self, why: str) -> None:
+        """Say in the output, and to the agent, that `--aggregate` does not apply, and why."""
+        if not rank_of(os.environ):
+            print(f"covey: --aggregate: gradients are averaged by DDP itself: {why}", file=sys.stderr, flush=True)
+        self._reporter.attach(f"gradients averaged by DDP itself ({why})")
 
 
 def for_elastic(init: Callable[..., None]) -> Callable[..., None]:
@@ -240,21 +285,31 @@ def for_elastic(init: Callable[..., None]) -> Callable[..., None]:
 
 
 class DdpFigures:
-    """The times that DistributedDataParallel measures in its first iterations and every hundredth: nanoseconds from the
-    first bucket sent to the last one summed, and how much of that the backward pass hid."""
+    """How long ranks waited for one another: the times that DistributedDataParallel measures in its first iterations
+    and every hundredth (nanoseconds from the first bucket sent to the last one summed, and how much of that the
+    backward pass hid), and the waits for other collectives, which are seen one by one."""
 
     def __init__(self) -> None:
         self.models: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.waited_s = 0.0
+        """Seconds in `Work.wait` since the newest step ended."""
+        self._in_step_s: float | None = None
+        """The same in the newest step; None: there were none so far."""
+
+    def step_ends(self) -> None:
+        if self.waited_s or self._in_step_s is not None:
+            self._in_step_s, self.waited_s = self.waited_s, 0.0
 
     def communicate_s(self) -> float | None:
-        """Seconds of communication that were not hidden, of all models; None without a model."""
+        """Seconds in the newest step of communication that was not hidden; None where none is known."""
         found = [model._get_ddp_logging_data() for model in self.models]
         times = [
             figures["backward_comm_time"] - figures.get("backward_compute_comm_overlap_time", 0)
             for figures in found
             if "backward_comm_time" in figures
         ]
-        return max(0.0, sum(times) / 1e9) if times else None
+        own_s = self._in_step_s
+        return max(0.0, sum(times) / 1e9) + (own_s or 0.0) if times or own_s is not None else None
 
 
 def device_bytes() -> int:

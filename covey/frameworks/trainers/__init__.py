@@ -1,0 +1,1 @@
+"""Callbacks of training loops that other libraries run (`covey.callbacks`)."""

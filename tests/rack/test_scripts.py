@@ -1,0 +1,59 @@
+"""The short half of `make scripts`: scripts as other tools' manuals have them, as jobs of a rack; and those that the
+page for researchers shows."""
+
+import fnmatch
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bench.scripts import scripts, ways
+from bench.scripts.ways import Kind, Lane
+
+pytestmark = [pytest.mark.rack, pytest.mark.xdist_group("rack")]
+PAGE = Path(__file__).parents[2] / "docs/start/researcher.md"
+
+
+@pytest.fixture(scope="module")
+def lane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lane]:
+    with Lane(tmp_path_factory.mktemp("scripts"), Path(sys.executable).parent).started() as found:
+        yield found
+
+
+def kind_of(file: str) -> Kind:
+    return next(kind for kind in scripts.kinds() if kind.file == file)
+
+
+def test_a_script_that_saves_by_itself_is_preempted_and_killed_and_ends_with_the_same_bits(lane: Lane) -> None:
+    row = scripts.tried(lane, kind_of("plain/numpy_alone.py"))
+    assert row.unlike == []
+
+
+@pytest.mark.torch
+def test_a_script_for_torchrun_is_seen_and_averaged_with_the_bits_that_torchrun_gives_it(
+    lane: Lane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torch")
+    monkeypatch.setenv("READ_S", "0.0001")
+    kind = kind_of("pytorch/by_hand.py")
+    code, output = lane.beside(kind)
+    bits = set(ways.DIGEST.findall(output))
+    assert code == 0 and len(bits) == 1, output
+    done = lane.aggregated(kind)
+    assert ways.aggregated(done, bits) == "same bits", done.output
+    assert fnmatch.fnmatchcase(ways.seen(kind, done), kind.seen)
+
+
+@pytest.mark.torch
+def test_scripts_of_the_page_for_researchers_run(lane: Lane, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    assert len(blocks) == 2
+    for number, block in enumerate(blocks):
+        script = tmp_path / f"block{number}.py"
+        script.write_text(block)
+        done = lane.plain(Kind(f"block {number} of the page", str(script), submit="--workers 2"))
+        assert done.ok, done.output
+        assert done.view["step"] in (99, 100), "all steps are seen"
