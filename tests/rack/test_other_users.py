@@ -315,7 +315,9 @@ def test_what_one_job_takes_leaves_the_others_and_the_agent_alone(host: BootedHo
     mounted = typed(host, "stat -f -c %T /tmp").strip()
     if mounted == "tmpfs":
         wait(
-            lambda: "oom: the kernel killed" in host.shell(f"agentctl why {full}").stdout, lambda: why(host, full), 60.0
+            lambda: "oom: the kernel killed" in host.shell(f"agentctl why {full}").stdout,
+            lambda: why(host, full),
+            180.0,
         )
     typed(host, f"agentctl cancel {full}; true")
     counted = [int(second) for second in typed(host, "cat /home/alice/counted").split()]

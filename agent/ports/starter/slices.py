@@ -23,6 +23,9 @@ GROUPS = Path("/sys/fs/cgroup")
 CONTROLLERS = ("memory", "cpu", "pids")
 FILES_MAX = 65_536
 """Open files, as the agent's own jobs may have."""
+KILLED_LATER = -300
+"""The oom_score_adj of supervisors and shims: at a job's limit of memory its ranks are killed, which begin with 0. A
+user may give his ranks as much, so it is no more than that."""
 INFINITY = (1 << 64) - 1
 UMASK = 0o027
 """The umask of programs: an access list lets the agent read what a group may. A job says its own."""
@@ -86,6 +89,7 @@ def unit_properties(ask: StartAs, user: str, folder: str, given: str, program: S
         ("LimitNOFILE", ("t", FILES_MAX)),
         ("LimitMEMLOCK", ("t", INFINITY)),  # what RDMA registers is locked
         ("OOMPolicy", ("s", "continue")),  # its supervisor tells which rank was killed
+        ("OOMScoreAdjust", ("i", KILLED_LATER)),
         ("KillMode", ("s", "process")),  # ranks outlive a supervisor that dies; the next one finds them
         ("PrivateTmp", ("b", ask.private_tmp)),
     ]

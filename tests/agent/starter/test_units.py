@@ -98,6 +98,7 @@ def test_a_unit_has_its_user_and_its_slice_the_limits_of_all_units_of_the_job(tm
     )
     assert (known["UMask"], known["PrivateTmp"], "MemoryMax" in known) == (0o027, False, False)
     assert known["KillMode"] == "process", "ranks outlive a supervisor that dies"
+    assert known["OOMScoreAdjust"] < 0, "a rank is killed at the limit, not who says so"
     assert known["StandardOutput"] == "journal", "root opens no file in the user's folder"
     assert "NoNewPrivileges" not in known, "rootless containers need setuid programs"
 
