@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -223,7 +224,7 @@ async def test_an_image_that_got_the_name_of_another_is_looked_at_again(monkeypa
         return 0, json.dumps(sets) if argv[3] == "inspect" else ""
 
     monkeypatch.setattr(container_host, "look", lambda name, command, container: HOST._replace(image_env=None))
-    monkeypatch.setattr(container_host.time, "monotonic", lambda: now_s)
+    monkeypatch.setattr(container_host, "time", SimpleNamespace(monotonic=lambda: now_s))
     made = Containers("gpu3", run)
     command = msgspec.structs.replace(COMMAND, env=ENV | {"A": "mine", "B": "mine"})
     for image, seconds, passes in ((["A=1"], 0.0, "B"), (["B=1"], 5.0, "B"), (["B=1"], 11.0, "A")):
