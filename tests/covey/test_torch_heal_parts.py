@@ -320,7 +320,7 @@ def test_a_collective_of_a_group_that_belongs_to_no_job_is_refused() -> None:
         group.allreduce([torch.zeros(1)])
 
 
-def test_a_tensor_that_changes_between_two_steps_is_noticed_and_small_ones_of_others_are_copied() -> None:
+def test_a_tensor_that_changes_between_two_steps_is_noticed() -> None:
     import torch
 
     from covey.frameworks.torch.state import TrainingState, changed_in

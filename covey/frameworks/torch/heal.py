@@ -130,8 +130,6 @@ class HealedTraining:
         self._buckets = DeviceBuckets(job.tensors.tell)
         self._drawn_before: Generators | None = None
         """The generators at the first push of the step before."""
-        self._rejoins = False
-        """Whether this process began between two steps, and still is there."""
         self._own_of_step: JsonText | None = None
         """This rank's own state, taken in the backward pass by the thread that computes; another thread pushes it."""
 
@@ -226,6 +224,8 @@ class HealedTraining:
     def asks_for_batches(self, begins_epoch: bool) -> None:
         """A DataLoader draws a random number here, at the beginning of each epoch. When this process begins within an
         epoch, the kept generators include that draw."""
+        if self._at is Phase.BETWEEN:
+            self._next_begins()
         if begins_epoch:
             self._loop_begins()
 
@@ -237,7 +237,7 @@ class HealedTraining:
     @property
     def between(self) -> int | None:
         epoch: int | None = self._contents.place.get("between")
-        return epoch if self._at is Phase.BEFORE or self._rejoins else None
+        return epoch if self._at is Phase.BEFORE else None
 
     def batches_over(self, epoch: int) -> None:
         if self._at is Phase.STEPPED and self._left is None:
@@ -310,8 +310,7 @@ class HealedTraining:
     def _loop_begins(self) -> None:
         """The script's loop begins; random numbers that it drew before do not count."""
         if self._at is Phase.BEFORE:
-            self._rejoins = self._contents.place.get("between") is not None
-            self._be(Phase.BETWEEN if self._rejoins else Phase.IN_STEP)
+            self._be(Phase.IN_STEP if self.between is None else Phase.BETWEEN)
             if self._own is not None:
                 set_generators(self._own["generators"], self._devices)
                 self._own = None
@@ -452,7 +451,7 @@ class HealedTraining:
         self._tensors.own_later = False
         self._own_of_step = own
         self._tensors.push_pull("ddp/between", np.zeros(1, np.float32))
-        self._held, self._between_own, self._rejoins = None, None, False
+        self._held, self._between_own = None, None
         self._ends(self._place(self._step), counts=False)
         self._be(Phase.IN_STEP)
 

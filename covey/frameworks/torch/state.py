@@ -93,7 +93,8 @@ class TrainingState:
         return self._now()
 
     def guarded(self) -> "_LaterArrays":
-        """As `arrays`, for a time in which the script may change large tensors: each reading tells whether it did."""
+        """The state now, like `arrays`, for a time in which the script may change large tensors: each reading tells
+        whether it did."""
         return self._now(True)
 
     def _now(self, guards: bool = False) -> "_LaterArrays":
