@@ -71,6 +71,7 @@ def main() -> None:
     state = covey.torch.attach(ddp, optimizer, also=[scheduler], data=sampler, checkpoint=True)
     if state.step:
         print(f"rank {rank}: took over from one that was lost, and goes on with step {state.step}", flush=True)
+    mean = torch.zeros(())  # a worker that takes over between two epochs has no points left of the first one
     for epoch in sampler.epochs(args.epochs):
         for points, side in loader:
             optimizer.zero_grad()

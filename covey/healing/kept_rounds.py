@@ -73,10 +73,12 @@ class KeptPiece(NamedTuple):
 class Pushes(Protocol):
     """What pushes a tensor: `covey.job.tensors.TensorClient.push`."""
 
-    def __call__(self, name: str, array: Array, *, mean: bool, type: Type | None) -> "Waits": ...
+    def __call__(self, name: str, array: Array, *, mean: bool, type: Type | None) -> "BegunRound": ...
 
 
-class Waits(Protocol):
+class BegunRound(Protocol):
+    """A round that was begun."""
+
     def wait(self) -> Array: ...
 
 

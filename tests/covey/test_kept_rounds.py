@@ -90,7 +90,7 @@ def test_a_successor_of_another_script_names_both_calls() -> None:
         late.round(never, "barrier", np.zeros(1), False, None)
 
 
-def test_two_successors_get_it_from_the_one_that_is_left_and_three_know_that_nobody_has_it() -> None:
+def test_two_successors_ask_who_is_left_and_three_know_that_nobody_has_it() -> None:
     played = PlayedRanks(2)
     played.rounds(RESULTS)
     played.ranks |= {rank: played.made(rank, 1) for rank in (0, 1)}

@@ -39,7 +39,11 @@ EVERYWHERE = "attached,first,step-10,validates-1,second-1,third-2,fourth-2,step-
 
 @pytest.mark.parametrize(
     ("kind", "places"),
-    [("windows", EVERYWHERE), ("workers", "validates-1,second-1,fourth-2"), ("windows-neighbours", EVERYWHERE)],
+    [
+        pytest.param("windows", EVERYWHERE, id="windows"),
+        pytest.param("workers", "validates-1,fourth-2", id="workers", marks=pytest.mark.long),
+        pytest.param("windows-neighbours", EVERYWHERE, id="neighbours", marks=pytest.mark.long),
+    ],
 )
 def test_collectives_anywhere_are_healed_with_the_bits_of_a_run_without_losses(
     gangs: Gangs, kind: str, places: str
@@ -78,6 +82,7 @@ def test_every_collective_has_gloos_result(gangs: Gangs) -> None:
         ("large", "step-30", "lost ranks of this job are not replaced any more: broadcast uint8"),
         ("changes", "fourth-1", "parameter/0.weight was changed after an epoch's steps"),
     ],
+    ids=["tails", "restarts", "large", "changes"],
 )
 def test_where_a_lost_rank_cannot_be_replaced_it_is_said_once_and_its_successor_ends(
     gangs: Gangs, kind: str, place: str, why: str

@@ -493,7 +493,7 @@ def test_a_part_that_is_done_again_has_its_answers_and_a_saved_step_is_over() ->
         parts.ends_part()
 
 
-def test_a_tensor_that_changes_between_two_steps_is_noticed_and_small_ones_of_others_are_copied() -> None:
+def test_a_tensor_that_changes_between_two_steps_is_noticed() -> None:
     import torch
 
     from covey.frameworks.torch.state import TrainingState, changed_in

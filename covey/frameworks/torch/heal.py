@@ -163,8 +163,6 @@ class HealedTraining:
         """The generators at the first push of the step before."""
         self._follows_step = False
         """Whether this part of a step began with a collective after an optimizer's step."""
-        self._rejoins = False
-        """Whether this process began between two steps, and still is there."""
         self._own_of_step: JsonText | None = None
         """This rank's own state, taken in the backward pass by the thread that computes; another thread pushes it."""
 
@@ -292,6 +290,8 @@ class HealedTraining:
     def asks_for_batches(self, begins_epoch: bool) -> None:
         """A DataLoader draws a random number here, at the beginning of each epoch. When this process begins within an
         epoch, the kept generators include that draw."""
+        if self._at is Phase.BETWEEN:
+            self._next_begins()
         if begins_epoch:
             self._loop_begins()
 
@@ -303,7 +303,7 @@ class HealedTraining:
     @property
     def between(self) -> int | None:
         epoch: int | None = self._contents.place.get("between")
-        return epoch if self._at is Phase.BEFORE or self._rejoins else None
+        return epoch if self._at is Phase.BEFORE else None
 
     def batches_over(self, epoch: int) -> None:
         if self._parts is None and self._at is Phase.STEPPED and self._left is None:
@@ -403,8 +403,7 @@ class HealedTraining:
     def _loop_begins(self) -> None:
         """The script's loop begins; random numbers that it drew before do not count."""
         if self._at is Phase.BEFORE:
-            self._rejoins = self._contents.place.get("between") is not None
-            self._be(Phase.BETWEEN if self._rejoins else Phase.IN_STEP)
+            self._be(Phase.IN_STEP if self.between is None else Phase.BETWEEN)
             if self._own is not None:
                 set_generators(self._own["generators"], self._devices)
                 self._own = None
@@ -600,7 +599,7 @@ class HealedTraining:
         self._tensors.own_later = False
         self._own_of_step = own
         self._tensors.push_pull("ddp/between", np.zeros(1, np.float32))
-        self._held, self._between_own, self._rejoins = None, None, False
+        self._held, self._between_own = None, None
         if self._parts is not None:
             self._began = self._said
             self._parts.begins_again()

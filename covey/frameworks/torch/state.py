@@ -151,7 +151,8 @@ class TrainingState:
         return LaterArrays(lambda: self.arrays_of(self.whole(begun)))
 
     def guarded(self) -> "LaterArrays":
-        """As `arrays`, for a time in which the script may change large tensors: each reading tells whether it did."""
+        """The state now, like `arrays`, for a time in which the script may change large tensors: each reading tells
+        whether it did."""
         begun = self.look(True)
         return LaterArrays(lambda: self.arrays_of(self.whole(begun)), True)
 

@@ -59,7 +59,7 @@ def own_address(master: str) -> str:
     return master
 
 
-class Connections:
+class GlooConnections:
     """The connections of one rank. The script's thread calls the first group of methods, a link's thread `told`."""
 
     def __init__(self, rank: int, ranks: int, tell: Callable[[Tell], None], note: Callable[[str], None]) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from covey.core.errors import CoveyError
-from covey.frameworks.torch.calls.connections import Connections
+from covey.frameworks.torch.calls.connections import GlooConnections
 from covey.frameworks.torch.gradients import PushesTensors
 from covey.healing.kept_rounds import KeptRounds
 from covey.tensors.numbers.arrays import Array
@@ -45,7 +45,7 @@ class ScriptCalls:
         self._sums: PushesTensors | None = None
         self._counts: Counter[str] = Counter()
         self._kept: KeptRounds | None = None
-        self.connections = Connections(rank, ranks, self._tell, self.heals_no_more)
+        self.connections = GlooConnections(rank, ranks, self._tell, self.heals_no_more)
 
     @property
     def tensors(self) -> "TensorClient":
@@ -59,9 +59,9 @@ class ScriptCalls:
     def kept(self) -> KeptRounds:
         """The rounds before the loop; made at the first use, when tensors stop being shared in memory."""
         if self._kept is None:
+            if self.job is not None:
+                self.job.shares_no_memory()
             tensors = self.tensors
-            assert self.job is not None, "it has tensors"
-            self.job.shares_no_memory()
             of = self.rank, self.ranks, tensors.incarnation, tensors.far.tell, tensors.tell, self.heals_no_more
             self._kept = KeptRounds(*of)
             self._kept.restarts = self.restarts
