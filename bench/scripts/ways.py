@@ -37,7 +37,7 @@ STEPPED_S, UNSEEN_S = 0.8, 3.0
 """Seconds from a start's first step, or from the start where no step is seen, until a job is disturbed that does not
 save by itself."""
 LOOK_S = 0.1
-DIGEST = re.compile(r"(?:digest|parameters|state sha256=)\s*([0-9a-f]{12,})")
+DIGEST = re.compile(r"(?:digest|parameters|state sha256=)\s*([0-9a-f]{64}|[0-9a-f]{16})")
 RESUMED = re.compile(r"(?:continues|goes on) with (?:step|epoch|trial)")
 
 

@@ -26,13 +26,13 @@ def kind_of(file: str) -> Kind:
     return next(kind for kind in scripts.kinds() if kind.file == file)
 
 
-def test_a_script_that_saves_by_itself_is_preempted_and_killed_and_ends_with_the_same_bits(lane: Lane) -> None:
+def test_a_script_that_saves_is_preempted_and_killed_and_ends_with_the_same_bits(lane: Lane) -> None:
     row = scripts.tried(lane, kind_of("plain/numpy_alone.py"))
     assert row.unlike == []
 
 
 @pytest.mark.torch
-def test_a_script_for_torchrun_is_seen_and_averaged_with_the_bits_that_torchrun_gives_it(
+def test_a_script_for_torchrun_is_seen_and_averaged_with_the_same_bits(
     lane: Lane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("torch")

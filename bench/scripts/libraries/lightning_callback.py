@@ -31,6 +31,8 @@ trainer = lightning.Trainer(
     num_nodes=int(os.environ["GROUP_WORLD_SIZE"]), max_epochs=4,
     callbacks=[covey_callback], logger=False, enable_checkpointing=False, enable_progress_bar=False,
 )  # fmt: skip
+if covey_callback.saved:
+    print(f"continues with step {torch.load(covey_callback.saved, weights_only=False)['global_step']}", flush=True)
 model = Spirals()
 trainer.fit(model, DataLoader(Points(), BATCH, shuffle=False), ckpt_path=covey_callback.saved)
 say_digest(*[each.detach() for each in model.parameters()])

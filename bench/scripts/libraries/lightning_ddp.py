@@ -1,4 +1,4 @@
-"""Lightning's Trainer with strategy "ddp", one process a rank; it saves each ten steps, and continues from there."""
+"""Lightning's Trainer with strategy "ddp", one process a rank; it saves after each epoch, and continues from there."""
 
 import argparse
 import os
@@ -28,7 +28,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--devices", type=int, default=int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 parser.add_argument("--nodes", type=int, default=int(os.environ.get("GROUP_WORLD_SIZE", "1")))
 options = parser.parse_args()
-saves = lightning.pytorch.callbacks.ModelCheckpoint("saved", save_last=True, every_n_train_steps=10)
+saves = lightning.pytorch.callbacks.ModelCheckpoint("saved", save_last=True)
 trainer = lightning.Trainer(
     accelerator="cpu", strategy="ddp", devices=options.devices, num_nodes=options.nodes, max_epochs=4,
     callbacks=[saves], logger=False, enable_progress_bar=False,

@@ -294,7 +294,7 @@ class DdpFigures:
         self.waited_s = 0.0
         """Seconds in `Work.wait` since the newest step ended."""
         self._in_step_s: float | None = None
-        """The same in the newest step; None: there were none so far."""
+        """Seconds in `Work.wait` in the newest step; None: there were none so far."""
 
     def step_ends(self) -> None:
         if self.waited_s or self._in_step_s is not None:
