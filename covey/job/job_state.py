@@ -28,7 +28,9 @@ again (`covey.healing.checkpoint`). All ranks end after the same step, with exit
 (`covey.healing.owns`); nothing that stands after the loop is run then.
 """
 
+import contextlib
 import json
+import math
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -58,6 +60,10 @@ Place = str | os.PathLike[str]
 STEPS_MAX = 1 << 31
 OWN_CHECKED = 5
 """The number of steps in which what `own` gives at the end is compared with what it gave before the first push."""
+
+
+SAVE_LEAST_S, SAVE_BYTES_S = 5.0, 100e6
+"""Seconds that the last checkpoint may take, and bytes in each second more, on a slow disk or over a network."""
 
 
 class ScriptState(NamedTuple):
@@ -104,6 +110,10 @@ class StopsAndSaves(NamedTuple):
     """Called with the step and place of each checkpoint that this process has written."""
     may_end: Callable[[], bool] = lambda: True
     """Whether what is between two steps here is between two steps of the script."""
+    left_s: Callable[[], float] = lambda: math.inf
+    """Seconds until this process is killed, as far as is known."""
+    more: Callable[[float], object] = lambda seconds: None
+    """Asks for so many seconds more. CoveyError when they are not granted."""
     made: str = "numpy"
     """Which kind of script it is."""
     number: Callable[[int], int] = lambda step: step
@@ -117,6 +127,8 @@ class AskedToEnd(Protocol):
 
     @property
     def asked(self) -> bool: ...
+    @property
+    def left_s(self) -> float: ...
 
     def listens(self) -> None: ...
 
@@ -129,7 +141,8 @@ def stops_of(asked: AskedToEnd, place: Place | bool, more: StopsAndSaves | None,
             raise CoveyError("the state has no checkpoint", why, "call it in the main thread, or leave checkpoint= out")
         asked.listens()
     at = None if place is False else checkpoint.place_of(place, os.environ)
-    return (more or StopsAndSaves())._replace(place=at, wants=lambda: asked.asked, listens=asked.listens, **of_client)
+    of_stop: dict[str, Any] = {"wants": lambda: asked.asked, "left_s": lambda: asked.left_s, "listens": asked.listens}
+    return (more or StopsAndSaves())._replace(place=at, **of_stop, **of_client)
 
 
 class StepsHeal(Protocol):
@@ -219,10 +232,19 @@ class JobState(OfOneProcess):
             owns = tuple(one.decode() or None for one in each)
             about = checkpoint.Checkpoint(self._stop.number(boundary.step), owns, self._stop.made)
             arrays = dict(self._script.get())
+            if is_last:
+                self._ask_for_time(sum(array.nbytes for array in arrays.values()))
             checkpoint.save(place, about, arrays, types or self._stop.types())
             if place == self._stop.place:
                 self._stop.saved(about.step, place)
         return place
+
+    def _ask_for_time(self, size_bytes: int) -> None:
+        """Ask for more time, once, where the last checkpoint may take longer than what is left of the grace."""
+        lacks_s = SAVE_LEAST_S + size_bytes / SAVE_BYTES_S - self._stop.left_s()
+        if lacks_s > 0:
+            with contextlib.suppress(CoveyError):  # asked before, or not to be granted: it is written as far as it gets
+                self._stop.more(lacks_s)
 
     def end_if_all_stop(self) -> None:
         """Between two steps: save and end this process, if there is a checkpoint and all ranks stop now."""

@@ -1,6 +1,7 @@
 """Checkpoints as files: what is written is read back, by others too; what is damaged is refused in words."""
 
 import json
+import math
 import os
 import stat
 from collections.abc import Callable
@@ -15,6 +16,8 @@ from safetensors.numpy import load_file, save_file
 
 from covey.core.errors import CoveyError
 from covey.healing.checkpoint import Checkpoint, check, opened, place_of, save
+from covey.healing.machine import Boundary
+from covey.job.job_state import JobState, ScriptState, StopsAndSaves
 from covey.tensors.numbers.arrays import Array
 
 ABOUT = Checkpoint(7, ('{"at": 3}', None, '"\\u00e9"'), "numpy")
@@ -170,3 +173,31 @@ def test_a_job_does_not_begin_where_its_newest_checkpoint_is_not_or_none_could_b
     monkeypatch.setattr(os, "access", lambda *_: False)
     with pytest.raises(CoveyError, match=f"{path.parent} cannot be written to"):
         check(path.parent / "none" / "here", None, ARRAYS, {})
+
+
+@pytest.mark.parametrize(("left_s", "asks"), [(math.inf, []), (60.0, []), (3.0, [pytest.approx(2.4)])])
+def test_the_last_checkpoint_asks_for_more_time_where_it_may_need_it(
+    tmp_path: Path, left_s: float, asks: list[Any]
+) -> None:
+    """5 s, and 1 s for each 100 MB; a refusal does not keep it from being written."""
+    w, asked = np.zeros(10_000_000, np.float32), list[float]()
+
+    def more(seconds: float) -> None:
+        asked.append(seconds)
+        raise CoveyError("no more time was granted", "it was asked before", "save within 3 s")
+
+    class Steps:
+        step = 1
+
+        def begin(self, state: object) -> None: ...
+        def end(self, state: object) -> None: ...
+        def drawn(self, own: object) -> None: ...
+
+    stops = StopsAndSaves(tmp_path / "w", stops=lambda: True, left_s=lambda: left_s, more=more)
+    stops = stops._replace(boundary=lambda: Boundary(1, (b"",)))
+    state = JobState(Steps(), ScriptState(lambda: {"w": w}, lambda arrays, own: None, None), stop=stops)
+    state.save()
+    assert asked == [], "one that is not the last has all the time"
+    with pytest.raises(SystemExit):
+        state.end_if_all_stop()
+    assert asked == asks and (tmp_path / "w").exists()
