@@ -9,9 +9,11 @@ import tempfile
 from pathlib import Path
 
 from agent.ports.network.root_helper import RootHelper, say
+from agent.ports.starter.slices import GROUPS
 from agent.ports.starter.starter_wire import FOLDER, SOCKET
 from agent.starter.accounts import UID_MIN, Rules
 from agent.starter.folders import JobFolders
+from agent.starter.groups import ControlGroups, usable
 from agent.starter.helper import Starter
 from agent.starter.sessions import Sessions
 from agent.starter.units import Launcher, Units
@@ -20,9 +22,11 @@ BOOTED = Path("/run/systemd/system")
 """Where systemd is the first process, this folder exists (sd_booted(3))."""
 
 
-def launcher(run_dir: str, booted: Path = BOOTED) -> Launcher:
+def launcher(run_dir: str, booted: Path = BOOTED, groups: Path = GROUPS) -> Launcher:
     """How this host starts programs. `run_dir`: a folder that root alone may read."""
-    return Units(run_dir) if booted.is_dir() else Sessions()
+    if booted.is_dir():
+        return Units(run_dir)
+    return ControlGroups(root=groups) if usable(groups) else Sessions()
 
 
 def arguments() -> argparse.ArgumentParser:
@@ -32,6 +36,10 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--uid-min", type=int, default=UID_MIN, metavar="UID", help="the first uid that may have jobs")
     parser.add_argument("--allow", action="append", default=[], metavar="NAME", help="a user below that who may, too")
     return parser
+
+
+def _own(units: Launcher) -> str:
+    return {Units: "units", ControlGroups: "control groups"}.get(type(units), "sessions")
 
 
 def main() -> None:
@@ -49,4 +57,4 @@ def main() -> None:
     units = launcher(run_dir)
     rules = Rules(process.uid, options.uid_min, frozenset(options.allow))
     starter = Starter(rules, folders, units, say)
-    process.run(starter.serve, listener, f"; jobs have {'units' if units.enforces else 'sessions'} of their own")
+    process.run(starter.serve, listener, f"; jobs have {_own(units)} of their own")

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from typing import Any
 
 from agent.ports.processes.inheritance import make_ordinary
 from agent.ports.processes.procfs import environment, live_ticks, pids, start_ticks, user_of, words
@@ -23,7 +24,8 @@ from agent.starter.units import CLEAR, CLEAR_S, END_S, LOOK_S, PROGRAMS, program
 class Sessions:
     """Sessions of their own."""
 
-    enforces, lacks = False, ()
+    enforces: bool = False
+    lacks: tuple[str, ...] = ()
 
     def __init__(self, python: str = sys.executable) -> None:
         self._python = python
@@ -34,24 +36,28 @@ class Sessions:
             with open(os.dup(handed), "wb") as writer:
                 writer.write(given)
             os.lseek(handed, 0, os.SEEK_SET)
+            argv, user = self.command(ask, account)
             started = subprocess.Popen(
-                program(ask, self._python),
+                argv,
                 cwd=folder,
                 env=login_environment(account),
                 stdin=handed,
                 stdout=sys.stderr,
-                user=account.uid,
-                group=account.gid,
-                extra_groups=os.getgrouplist(account.name, account.gid),
                 umask=UMASK,
                 start_new_session=True,
                 close_fds=True,
+                **user,
             )
         finally:
             os.close(handed)
         make_ordinary(started.pid, started.pid)
         threading.Thread(target=started.wait, daemon=True).start()
         return started.pid
+
+    def command(self, ask: StartAs, account: UnixAccount) -> tuple[tuple[str, ...], dict[str, Any]]:
+        """The command, and as whom `subprocess` runs it."""
+        groups = os.getgrouplist(account.name, account.gid)
+        return program(ask, self._python), {"user": account.uid, "group": account.gid, "extra_groups": groups}
 
     def limit(self, ask: LimitAs) -> None:
         """Nothing is limited here."""

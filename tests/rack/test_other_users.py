@@ -208,7 +208,7 @@ def test_a_job_has_the_limits_it_asked_for(host: BootedHost) -> None:
     }
     assert f"covey-end:{job}:1.timer" in typed(host, "systemctl list-timers --all")
     lacks = [name for name in ("memory", "cpu", "pids") if name not in typed(host, CONTROLLERS).split()]
-    said = f"not enforced: this kernel gives systemd no control of {', '.join(lacks)}" if lacks else "enforced"
+    said = f"not enforced: nothing here has control of {', '.join(lacks)}" if lacks else "enforced"
     assert f"limits of their memory and processes: {said}" in typed(host, "agentctl status")
 
     def limits() -> object:

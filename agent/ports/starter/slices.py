@@ -20,6 +20,8 @@ Properties = list[tuple[str, tuple[str, object]]]
 """Properties of a unit: name, and type (of D-Bus) and value (org.freedesktop.systemd1(5))."""
 SLICE = "covey-jobs.slice"
 GROUPS = Path("/sys/fs/cgroup")
+OWN_GROUPS = "covey-jobs"
+"""The folder of epochs' groups there where no systemd makes slices."""
 CONTROLLERS = ("memory", "cpu", "pids")
 FILES_MAX = 65_536
 """Open files, as the agent's own jobs may have."""
@@ -64,10 +66,10 @@ def timer_of(job: str, epoch: int) -> str:
     return f"covey-end:{job}:{epoch}.timer"
 
 
-def lacking(groups: Path) -> tuple[str, ...]:
+def lacking(groups: Path, file: str = "cgroup.controllers") -> tuple[str, ...]:
     """Controllers that this kernel does not have, or has given to somebody else: they limit nothing here."""
     try:
-        there = (groups / "cgroup.controllers").read_text().split()
+        there = (groups / file).read_text().split()
     except OSError:  # version 1 of control groups: a folder for each
         there = [name for name in CONTROLLERS if (groups / name / "cgroup.procs").exists()]
     return tuple(name for name in CONTROLLERS if name not in there)
@@ -142,7 +144,11 @@ def kill_later(job: str, epoch: int, seconds: int) -> tuple[Properties, tuple[st
 def memory_peak(job: str, epoch: int, groups: Path = GROUPS) -> MemoryPeak | None:
     """What the kernel counted of an epoch's memory, as long as its slice is there; None: it is not, or this kernel does
     not count."""
-    folder = groups / "covey.slice" / SLICE / slice_of(job, epoch)
+    by_systemd, by_starter = (
+        groups / "covey.slice" / SLICE / slice_of(job, epoch),
+        groups / OWN_GROUPS / f"{job}:{epoch}",
+    )
+    folder = by_systemd if by_systemd.is_dir() else by_starter
     try:
         events = dict(line.split() for line in (folder / "memory.events").read_text().splitlines())
         # oom_kill alone also counts those of a host, or of a container, without memory

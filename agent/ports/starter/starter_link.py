@@ -38,8 +38,8 @@ ANSWER_S = 40.0
 """Seconds for an answer: longer than the starter itself waits for systemd."""
 UNEXPECTED = "the starter gave an unexpected answer; next: upgrade covey-starter and the agent together"
 NEXT = "systemctl enable --now covey-starter"
-NOT_LIMITED = "not enforced: systemd is not the first process of this host"
-LACKS = "not enforced: this kernel gives systemd no control of {}"
+NOT_LIMITED = "not enforced: systemd is not the first process of this host, and it has no control groups of version 2"
+LACKS = "not enforced: nothing here has control of {}"
 
 
 class StarterLink:

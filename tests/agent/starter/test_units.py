@@ -305,5 +305,5 @@ def test_a_folder_is_emptied_and_the_first_of_what_stays_is_said(tmp_path: Path)
 
 
 def test_without_systemd_programs_have_sessions_of_their_own(tmp_path: Path) -> None:
-    assert isinstance(launcher("/run/x", tmp_path / "none"), Sessions)
+    assert isinstance(launcher("/run/x", tmp_path / "none", tmp_path), Sessions)
     assert isinstance(launcher("/run/x", tmp_path), Units)
