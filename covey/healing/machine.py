@@ -42,7 +42,7 @@ from covey.tensors.aggregator.rounds import Tell, ToldByRank
 from covey.tensors.numbers.arrays import Array
 from covey.wire.checksum import crc32
 
-OWN_BYTES_MAX = 32 << 10
+OWN_BYTES_MAX = 64 << 10
 """Most bytes of a rank's own state, as JSON."""
 SAY_S = 1.0
 """Seconds between the offers of its state that a rank repeats while it waits for a successor."""

@@ -195,10 +195,10 @@ def train(of: RankOfTest, at: AggregatorAt) -> None:
 
 def training_of(kind: str) -> Any:
     """The training of this kind."""
-    if kind.startswith("models-"):
+    if "models-" in kind:
         from tests.covey import torch_models_script
 
-        return torch_models_script.TRAININGS[kind]
+        return torch_models_script.TRAININGS[kind.rpartition("-")[2]]
     return by_steps if kind.endswith("steps") else by_epochs
 
 

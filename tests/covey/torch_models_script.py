@@ -10,14 +10,14 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader
 
 import covey.torch
-from tests.covey.torch_heal_script import BATCH, SIZE, RankOfTest, Samples, seeded, told
+from tests.covey.torch_heal_script import BATCH, SIZE, RankOfTest, Samples, device_of, seeded, told
 
 SLOW_S = 0.006
 
 
 def made(of: RankOfTest, *layers: Any, **more: Any) -> Any:
     """A model in a DistributedDataParallel. Each rank begins with another one, and takes rank 0's."""
-    return DistributedDataParallel(torch.nn.Sequential(*layers), **more)
+    return DistributedDataParallel(torch.nn.Sequential(*layers).to(device_of(of)), **more)
 
 
 def part(step: int, number: int) -> None:
@@ -30,10 +30,11 @@ def gan(of: RankOfTest, job: Any) -> Any:
     computed before. The loop is a stock one, which says where steps end."""
     torch.manual_seed(of.rank)
     relu, linear = torch.nn.ReLU(), torch.nn.Linear
-    generator = made(of, linear(4, 16), torch.nn.BatchNorm1d(16), relu, linear(16, 8), bucket_cap_mb=0.0005)
+    layers = [linear(4, 16), torch.nn.BatchNorm1d(16), relu, linear(16, 8)]
+    ema = AveragedModel(torch.nn.Sequential(*layers), multi_avg_fn=get_ema_multi_avg_fn(0.9)).to(device_of(of))
+    generator = made(of, *layers, bucket_cap_mb=0.0005)
     critic = made(of, linear(8, 16), torch.nn.Dropout(0.3), relu, linear(16, 1))
     optimizers = [torch.optim.Adam(critic.parameters(), 0.01), torch.optim.SGD(generator.parameters(), 0.05, 0.9)]
-    ema = AveragedModel(generator.module, multi_avg_fn=get_ema_multi_avg_fn(0.9))
     scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizers[0], [1])
     seeded(of)
     samples, sampler = Samples(), covey.torch.StepSampler(SIZE, BATCH, seed=3)
@@ -42,13 +43,14 @@ def gan(of: RankOfTest, job: Any) -> Any:
         [generator, critic], optimizers, job, also=[ema, scheduler], data=sampler, checkpoint=of.checkpoint
     )
     told("goes on", state.step)
+    device = device_of(of)
     for _ in sampler.epochs(of.steps // sampler.steps_per_epoch):
         for inputs, numbers in loader:
             told("takes", state.step, *numbers.tolist())
             for at in range(2):
                 optimizers[0].zero_grad()
-                made_up = generator(torch.randn(BATCH, 4)).detach()
-                loss = (critic(inputs) - 1).square().mean() + critic(made_up).square().mean()
+                made_up = generator(torch.randn(BATCH, 4).to(device)).detach()
+                loss = (critic(inputs.to(device)) - 1).square().mean() + critic(made_up).square().mean()
                 loss.backward()
                 part(state.step, at)
                 optimizers[0].step()
@@ -56,14 +58,14 @@ def gan(of: RankOfTest, job: Any) -> Any:
                 torch.distributed.all_reduce(shown)
                 told("loss", state.step, at, shown.item().hex())
             optimizers[1].zero_grad()
-            tricked = (critic(generator(torch.randn(BATCH, 4))) - 1).square().mean() * loss.detach()
+            tricked = (critic(generator(torch.randn(BATCH, 4).to(device))) - 1).square().mean() * loss.detach()
             tricked.backward()
             mean = tricked.detach().clone()
             torch.distributed.all_reduce(mean)
             part(state.step, 2)
             optimizers[1].step()
             ema.update_parameters(generator.module)
-            if of.kind == "models-unended":
+            if of.kind.endswith("unended"):
                 continue
             state.done()
         scheduler.step()
@@ -136,4 +138,4 @@ def one(of: RankOfTest, job: Any) -> Any:
     return ddp.module
 
 
-TRAININGS = {"models-gan": gan, "models-actor": actor, "models-one": one, "models-unended": gan}
+TRAININGS = {"gan": gan, "actor": actor, "one": one, "unended": gan}

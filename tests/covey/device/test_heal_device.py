@@ -23,7 +23,10 @@ def built() -> Iterator[None]:
     yield
 
 
-@pytest.mark.parametrize(("kind", "steps", "after"), [("lab-epochs", 24, [2, 9]), ("lab-steps", 12, [2, 6])])
+@pytest.mark.parametrize(
+    ("kind", "steps", "after"),
+    [("lab-epochs", 24, [2, 9]), ("lab-steps", 12, [2, 6]), ("lab-models-gan", 24, [2, 5, 9])],
+)
 def test_a_training_on_a_device_whose_ranks_are_killed_ends_with_the_same_bits(
     gangs: Gangs, kind: str, steps: int, after: list[int]
 ) -> None:
