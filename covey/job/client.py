@@ -330,7 +330,7 @@ class JobClient(OfOneProcess):
             rank = HealedRank(self.rank, self.world_size, me.incarnation, me.here, me.host, step)
             script = ScriptState(self.memory.counts(get), load, own, lambda step: self._stepped(of_state(step)))
             saved = lambda step, path: self._say(self._stop.wrote(step, path))  # noqa: E731
-            stop = stops_of(self._stop, checkpoint, stop, leave=self.leave, saved=saved, more=self.extend_grace)
+            stop = stops_of(self._stop, checkpoint, stop, leave=self.leave, saved=saved, extends=self.extend_grace)
             if enter is None:
                 state = begun(self._client(), rank, script, within_s, stop=stop)
             else:
