@@ -328,7 +328,7 @@ class JobClient(OfOneProcess):
         with self.heartbeats.at_work():
             rank = HealedRank(self.rank, self.world_size, me.incarnation, me.here, me.host, step)
             script = ScriptState(self.memory.counts(get), load, own, lambda step: self._stepped(of_state(step)))
-            asks = {"leave": self.leave, "saved": self.saved, "more": self.extend_grace}
+            asks = {"leave": self.leave, "saved": self.saved, "extends": self.extend_grace}
             stop = stops_of(self._stop, checkpoint, stop, **asks)
             if enter is None:
                 state = begun(self._client(), rank, script, within_s, stop=stop)

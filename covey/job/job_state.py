@@ -112,7 +112,7 @@ class StopsAndSaves(NamedTuple):
     """Whether what is between two steps here is between two steps of the script."""
     left_s: Callable[[], float] = lambda: math.inf
     """Seconds until this process is killed, as far as is known."""
-    more: Callable[[float], object] = lambda seconds: None
+    extends: Callable[[float], object] = lambda seconds: None
     """Asks for so many seconds more. CoveyError when they are not granted."""
     made: str = "numpy"
     """Which kind of script it is."""
@@ -244,7 +244,7 @@ class JobState(OfOneProcess):
         lacks_s = SAVE_LEAST_S + size_bytes / SAVE_BYTES_S - self._stop.left_s()
         if lacks_s > 0:
             with contextlib.suppress(CoveyError):  # asked before, or not to be granted: it is written as far as it gets
-                self._stop.more(lacks_s)
+                self._stop.extends(lacks_s)
 
     def end_if_all_stop(self) -> None:
         """Between two steps: save and end this process, if there is a checkpoint and all ranks stop now."""

@@ -193,7 +193,7 @@ def test_the_last_checkpoint_asks_for_more_time_where_it_may_need_it(
         def end(self, state: object) -> None: ...
         def drawn(self, own: object) -> None: ...
 
-    stops = StopsAndSaves(tmp_path / "w", stops=lambda: True, left_s=lambda: left_s, more=more)
+    stops = StopsAndSaves(tmp_path / "w", stops=lambda: True, left_s=lambda: left_s, extends=more)
     stops = stops._replace(boundary=lambda: Boundary(1, (b"",)))
     state = JobState(Steps(), ScriptState(lambda: {"w": w}, lambda arrays, own: None, None), stop=stops)
     state.save()

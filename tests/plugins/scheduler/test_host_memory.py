@@ -362,15 +362,15 @@ async def test_a_kill_that_nobody_sent_is_told_with_what_the_host_killed_for_mem
     for number, (kills, code, said) in enumerate(((3, -9, True), (None, -9, False), (3, 1, False), (0, -9, False)), 1):
         id = f"j{number}"
         await submit(rack, workers=1)
-        await until(lambda id=id: rack.job(id).state == "running")
+        await until(lambda: rack.job(id).state == "running")  # noqa: B023
         host = rack.hosts[rack.job(id).start.places[0].host]
-        await until(lambda id=id, host=host: (JobId(id), 1) in host.machine.ranks)
-        probes = host.env.probes
+        await until(lambda: (JobId(id), 1) in host.machine.ranks)  # noqa: B023
+        probes: Any = host.env.probes
         probes.memory_now = msgspec.structs.replace(probes.memory_now, oom_kills=None if kills is None else 40)
         await asyncio.sleep(12.0)
         if kills is not None:
             probes.memory_now = msgspec.structs.replace(probes.memory_now, oom_kills=40 + kills)
         host.runner.end(JobId(id), 1, {0: code})
-        await until(lambda id=id: rack.job(id).state == "failed")
+        await until(lambda: rack.job(id).state == "failed")  # noqa: B023
         assert ("its host killed 3 processes for memory within the same 10 s" in rack.job(id).reason) is said
         assert ("SIGKILL" in rack.job(id).reason) is (code == -9)
