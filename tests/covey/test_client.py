@@ -386,9 +386,11 @@ async def test_a_rank_that_cannot_be_healed_any_more_says_so_whenever_it_joins(a
     job = await agent.client(COVEY_RANK="0", COVEY_WORLD_SIZE="1")
     if before:
         job.heals()
-    await asyncio.to_thread(job.state, dict, lambda *_: None)
+    state = await asyncio.to_thread(job.state, dict, lambda *_: None)
     if not before:
         await until(lambda: agent.runner.healing == {0: 0})
         job.heals()
-    await until(lambda: agent.runner.healing == {0: NEVER})
+    state.done()
+    await until(lambda: len(agent.steps()) == 1)  # after all that was said before
+    assert agent.runner.healing == {0: NEVER}
     await asyncio.to_thread(job.close)
