@@ -55,7 +55,7 @@ class Listed(NamedTuple):
     known: KnownDevice
     used_bytes: int
     utilization: float | None
-    """As in `Gpu`."""
+    """Share of the last interval in which the GPU computed, like that of `Gpu`; None: the driver does not say."""
     health: DeviceHealth
 
 

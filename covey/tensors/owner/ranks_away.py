@@ -15,7 +15,8 @@ from covey.tensors.numbers.spoken import Spoken
 VAIN_S = 0.5
 """Seconds that a round waits for a rank that has left until others are told."""
 SENDING_S = 2.0
-"""The same while the connection of a rank that has ended is still open: its last bytes may be on their way."""
+"""Seconds until others are told while the connection of a rank that has ended is still open: its last bytes may be on
+their way."""
 LOOK_S = 0.25
 """Seconds between two looks at rounds, once a rank has left."""
 

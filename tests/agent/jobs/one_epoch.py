@@ -16,6 +16,7 @@ class OneEpoch:
         self.asked: Stopping | None = None
         self.healing: dict[int, int] = {}
         self.joined: list[int] = []
+        self.looked = 0
         self.started: frozenset[ProcessId] = frozenset()
 
     def token(self, job: JobId, epoch: int) -> str | None:
@@ -40,6 +41,7 @@ class OneEpoch:
         self.joined.remove(rank)
 
     def tree(self, job: JobId, epoch: int, rank: int) -> frozenset[ProcessId]:
+        self.looked += 1
         return self.started
 
     async def gives_up(self, job: JobId, epoch: int, rank: int) -> None:

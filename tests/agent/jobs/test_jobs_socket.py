@@ -370,12 +370,13 @@ async def test_a_process_that_left_well_is_told_of_unless_another_takes_its_plac
         stream.close()
         await until(lambda: len(found.socket.peers(J1)) == 1)
         found.runner.started = frozenset({ProcessId(7, 7)})
-        await asyncio.sleep(0.2)
+        looked = found.runner.looked
+        await until(lambda: found.runner.looked > looked + 2)
         assert left() == 1, "what runs now was started since"
         other, _ = await found.say(GOOD)
-        await asyncio.sleep(0.1)
+        await until(lambda: len(found.socket.peers(J1)) == 2)
         found.runner.started = frozenset()
-        await asyncio.sleep(0.2)
+        await asyncio.gather(*(task for task in asyncio.all_tasks() if "left" in task.get_name()))
         assert left() == 1, "it has joined"
         for each in (other, launcher):
             each.close()

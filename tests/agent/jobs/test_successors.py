@@ -253,7 +253,7 @@ class PartOfAGang(Ranks):
         (Ranks, 2.0, False, -15),
     ],
 )
-def test_a_successor_that_has_no_state_yet_is_not_ended_by_a_stop_while_others_may_wait_for_it(
+def test_a_stop_does_not_end_a_successor_without_state_for_which_others_wait(
     gang: type[Ranks], runs_s: float, has_state: bool, code: int
 ) -> None:
     """It gets SIGTERM once it has the state, once no other process of the job runs, and late in the grace of 5 s."""

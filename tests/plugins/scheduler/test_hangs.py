@@ -449,7 +449,7 @@ def test_a_gang_that_stands_still_fails_with_the_reason() -> None:
     assert all((J1, 1) in host.runner.stuck for host in (rack["h1"], rack["h2"])), "stacks are kept first"
 
 
-def test_who_makes_no_progress_is_named_by_a_time_learnt_from_its_steps_and_left_alone() -> None:
+def test_who_makes_no_progress_is_named_by_a_learnt_time_and_left_alone() -> None:
     def beats(rank: int, s: float) -> tuple[int, float, float]:
         return (9, s, s if rank == 0 else 0.0)
 

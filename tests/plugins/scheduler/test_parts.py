@@ -60,7 +60,7 @@ def test_what_speaks_against_a_gpu_is_said() -> None:
     assert choice(WantedGpus(1, False), GPUS, [], seen, TWO).gpus == ("a",), "a guaranteed job makes its own room"
 
 
-def test_nothing_is_put_beside_a_job_where_the_driver_does_not_say_how_busy_the_gpu_is() -> None:
+def test_nothing_is_put_beside_a_job_on_a_gpu_of_unknown_use() -> None:
     """A GPU without a job is taken; one with a job is never taken for idle, here nor in what is gossiped of it."""
     not_known = {gpu: GpuUse(gpu, None, 1 << 40) for gpu in GPUS}
     found = choice(WantedGpus(1, True), GPUS, [hold("j1", "a"), guest("j2", "b+1")], not_known, TWO)
