@@ -139,7 +139,7 @@ def until(is_so: Callable[[], bool], gang: TrainedGang) -> None:
 
 
 HELD = {
-    "models-gan": "holds for successors: 8 parameters of 2 models, 3 buffers, moments of Adam and SGD, "
+    "models-gan": "holds for successors: 10 parameters of 2 models, 3 buffers, moments of Adam and SGD, "
     "AveragedModel and MultiStepLR, random generators; each rank keeps a copy of it, as of the step's beginning",
     "models-actor": "holds for successors: 4 parameters of 2 models, moments of 2 SGD, Linear, random generators; each",
     "models-one": "holds for successors: 6 parameters, moments of SGD and AdamW, random generators; not held: ",

@@ -118,7 +118,8 @@ class HealedTraining:
         """This rank's own state at the end of the newest part that pushed something, and at the beginning of this step,
         as JSON."""
         self._buffers: AwaitsResult | None = None
-        self._is_over = False
+        self._is_over = self._computes = False
+        """Whether no step follows; whether there was a forward pass since an optimizer stepped."""
         heads = [HEAD] if len(ddps) == 1 else [f"{HEAD}{at}" for at in range(len(ddps))]
         self._gradients = [
             Gradients(
@@ -343,8 +344,9 @@ class HealedTraining:
                 self.ends_step()
             else:
                 self._step_over()
-                self._part_over()
-            self._own, self._at = None, Phase.IN_STEP
+            self._own, self._computes = None, True
+            if self._at is Phase.BEFORE:
+                self._at = Phase.IN_STEP
 
     def after_forward(self, module: Any, *_: Any) -> None:
         """Nothing is drawn after the last forward pass: this rank's own state is sent during the backward pass."""
@@ -363,12 +365,12 @@ class HealedTraining:
                     why = f"the gradient of parameter {name!r} is not averaged: it was frozen, or not in the model"
                     raise CoveyError(CANNOT_HEAL, why, UNFREEZE)
         if self._parts is not None:
-            self._parts.steps(next(at for at, each in enumerate(self._optimizers) if each is optimizer))
+            self._parts.steps(next((at for at, each in enumerate(self._optimizers) if each is optimizer), -1))
         elif self._drawn is not None and generators(self._devices) != self._drawn:
             raise _late_draws("this step's first push")
 
     def after_optimizer(self, *_: Any) -> None:
-        self._at = Phase.STEPPED
+        self._at, self._computes = Phase.STEPPED, False
 
     def _part_pushes(self) -> None:
         """Gradients come. CoveyError where a part is done again otherwise than before, and after the step's end."""
@@ -380,7 +382,8 @@ class HealedTraining:
         self._parts.repeats()
 
     def _part_over(self) -> None:
-        """Begin the next part of the step, if an optimizer has stepped in this one."""
+        """Begin the next part of the step with what is pushed now, if an optimizer has stepped in this one. A forward
+        pass alone begins none: it may be the script's look at what was learnt."""
         if self._parts is not None and self._at is Phase.STEPPED:
             self._at = Phase.IN_STEP
             self._finish_buffers()
@@ -438,6 +441,8 @@ class HealedTraining:
 
     def _permit(self, kind: str) -> None:
         """CoveyError at a point that a successor would not pass."""
+        if self._parts is not None and self._computes and not self._parts.is_over:
+            self._part_over()
         if self._at is not Phase.IN_STEP:
             when = "before the first step" if self._at is Phase.BEFORE else "after optimizer.step()"
             why = f"it is called {when}, where a rank that replaces a lost one does not call it"
