@@ -146,7 +146,8 @@ class HealedTraining:
         """This rank's own state at the end of the newest part that pushed something, and at the beginning of this step,
         as JSON."""
         self._buffers: AwaitsResult | None = None
-        self._is_over = False
+        self._is_over = self._computes = False
+        """Whether no step follows; whether there was a forward pass since an optimizer stepped."""
         heads = [HEAD] if len(ddps) == 1 else [f"{HEAD}{at}" for at in range(len(ddps))]
         self._gradients = [
             Gradients(
@@ -467,10 +468,11 @@ class HealedTraining:
                 self._next_begins(self._between_own)
             if self._parts is None:
                 self.ends_step()
-            self._step_over()
-            self._part_over()
-            self._own = None
-            self._be(Phase.IN_STEP)
+            else:
+                self._step_over()
+            self._own, self._computes = None, True
+            if self._parts is None or self._at is Phase.BEFORE:
+                self._be(Phase.IN_STEP)
 
     def after_forward(self, module: Any, *_: Any) -> None:
         """Nothing is drawn after the last forward pass: this rank's own state is sent during the backward pass."""
@@ -489,11 +491,12 @@ class HealedTraining:
                     why = f"the gradient of parameter {name!r} is not averaged: it was frozen, or not in the model"
                     raise CoveyError(CANNOT_HEAL, why, UNFREEZE)
         if self._parts is not None:
-            self._parts.steps(next(at for at, each in enumerate(self._optimizers) if each is optimizer))
+            self._parts.steps(next((at for at, each in enumerate(self._optimizers) if each is optimizer), -1))
         elif self._drawn is not None and generators(self._devices) != self._drawn:
             raise _late_draws("this step's first push")
 
     def after_optimizer(self, *_: Any) -> None:
+        self._computes = False
         if self._at is not Phase.BETWEEN:
             self._be(Phase.STEPPED)
 
@@ -507,7 +510,9 @@ class HealedTraining:
         self._parts.repeats()
 
     def _part_over(self) -> None:
-        """Begin the next part of the step, if an optimizer has stepped in this one."""
+        """Begin the next part of the step with what is pushed now, if an optimizer has stepped in this one, or if
+        nothing was pushed since but collectives. A forward pass alone begins none: it may be the script's look at what
+        was learnt."""
         if self._parts is not None and (self._at is Phase.STEPPED or self._follows_step):
             self._finish_buffers()
             if self._parts.ends_part():
@@ -569,7 +574,7 @@ class HealedTraining:
             self._between_begins(kind, self._parts.step, UNKNOWN)
         elif self._at is Phase.STEPPED:
             self._part_over()
-            self._follows_step = True
+            self._follows_step = not self._computes
         if self._at is Phase.BETWEEN:
             self._between_own = self._own_now()
         return self._at is Phase.BEFORE

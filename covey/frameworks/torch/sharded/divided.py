@@ -229,6 +229,7 @@ class ShardedTraining:
         self.step += 1
         self._stepped = []
         if self._place is None:
+            self._asking = None
             return
         if self._asking is not None and self.stopping:
             self._save(self._place, self.step)
