@@ -64,9 +64,9 @@ FOUND_IN = {
     "covey.torch.init_process_group": "covey.frameworks.torch.group",
     "covey.torch.StepSampler": "covey.frameworks.torch.sampler",
     "covey.torch.HealedTraining": "covey.frameworks.torch.heal",
-    "covey.callbacks.ForTrainer": "covey.frameworks.trainers.for_trainer",
-    "covey.callbacks.ForLightning": "covey.frameworks.trainers.for_lightning",
-    "covey.callbacks.last_of": "covey.frameworks.trainers.for_trainer",
+    "covey.callbacks.ForTrainer": "covey.callbacks.for_trainer",
+    "covey.callbacks.ForLightning": "covey.callbacks.for_lightning",
+    "covey.callbacks.last_of": "covey.callbacks.for_trainer",
     "covey.remote.RemoteArray": "covey.arrays.remote_array",
 }
 """Name -> the module that defines it, where another one offers it."""

@@ -17,9 +17,9 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +50,6 @@ class Kind:
     submit: str = ""
     command: str = ""
     """The job's command in a shell's words; empty: `python` and the script."""
-    steps: int = 0
-    """Steps that it makes, where `seen` does not say."""
     runs: str = "yes"
     seen: str = ""
     stopped: str = ""
@@ -66,7 +64,6 @@ class Kind:
     """The checkpoints that it writes by itself, likewise."""
     needs: str = ""
     """What else lies in its folder: further files of this folder, between blanks."""
-    more: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def slug(self) -> str:
@@ -97,7 +94,6 @@ class Ended:
 
     view: dict[str, Any]
     output: str
-    heals_not: str
     hooked: str
     timing: dict[str, Any] | None
     folder: Path
@@ -179,18 +175,17 @@ class Lane:
 
     def ended(self, kind: Kind, job: str, folder: Path, look: Callable[[dict[str, Any]], None]) -> Ended:
         """Watch a job until it ended; `look` is given each view of it. One that does not end is cancelled."""
-        heals_not, hooked, timing, end_s = "", "", None, time.monotonic() + JOB_S
+        hooked, timing, end_s = dict[str, None](), None, time.monotonic() + JOB_S
         while True:
             try:
                 view = self.view(job)
             except AgentctlError:
                 time.sleep(LOOK_S)
                 continue
-            heals_not = view["losses"]["heals_not"] or heals_not
-            hooked = "; ".join(dict.fromkeys(view["seen"]["hooked"].values())) or hooked
+            hooked |= dict.fromkeys(view["seen"]["hooked"].values())  # a later process of a rank says something else
             timing = view["seen"]["timing"] or timing
             if view["over"]:
-                return Ended(view, self.output(job), heals_not, hooked, timing, folder)
+                return Ended(view, self.output(job), "; ".join(hooked), timing, folder)
             if time.monotonic() > end_s:
                 self.agent.post("jobs", job, "cancel", body={})
                 print(f"{kind.name}: job {job} did not end within {JOB_S:.0f} s", flush=True)

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from covey import callbacks
+from covey.callbacks.told_steps import ToldSteps, finite
 from covey.core.errors import EXIT_AGAIN
-from covey.frameworks.trainers.told_steps import ToldSteps, finite
 
 
 class JobOfRank:

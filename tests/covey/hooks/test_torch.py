@@ -224,3 +224,16 @@ def test_an_elastic_job_is_told_at_once_that_a_process_group_would_wait_for_ever
     else:
         for_elastic(init_process_group)("gloo", **given)
         assert made == [1]
+
+
+def test_waits_for_collectives_are_those_of_the_newest_step_and_not_known_without_any() -> None:
+    from covey.hooks.frameworks.torch_hooks import DdpFigures
+
+    figures = DdpFigures()
+    figures.step_ends()
+    assert figures.communicate_s() is None, "a script without ranks"
+    figures.waited_s += 0.5
+    figures.step_ends()
+    assert figures.communicate_s() == 0.5
+    figures.step_ends()
+    assert figures.communicate_s() == 0.0

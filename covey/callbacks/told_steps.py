@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from covey.core.errors import EXIT_AGAIN
+from covey.hooks import rank_of
 from covey.job import client
 from covey.job.client import JobClient
 
@@ -25,7 +26,7 @@ class ToldSteps:
 
     def begins(self) -> None:
         """The training begins: from now on SIGTERM does not end this process, if that is the job's way to ask."""
-        if self._job is None and os.environ.get("COVEY_SOCKET") and not _another_reports():
+        if self._job is None and not rank_of(os.environ):  # else a launcher's other process speaks for this rank
             self._job = client.of_process()
         if self._job is not None and threading.current_thread() is threading.main_thread():
             self._job.defer_stop()
@@ -63,10 +64,3 @@ def again() -> NoReturn:
     """End this process, and have the job queued again."""
     sys.stdout.flush()
     sys.exit(EXIT_AGAIN)
-
-
-def _another_reports() -> bool:
-    """Whether a launcher runs as this rank, and another one of its processes speaks for it."""
-    from covey.hooks import rank_of
-
-    return bool(rank_of(os.environ))

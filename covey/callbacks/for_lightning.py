@@ -6,7 +6,7 @@ from typing import Any
 
 from lightning.pytorch import Callback
 
-from covey.frameworks.trainers.told_steps import ToldSteps, again
+from covey.callbacks.told_steps import ToldSteps, again
 from covey.job.client import JobClient
 
 NAME = "lightning.ckpt"

@@ -18,9 +18,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from covey.frameworks.trainers.for_lightning import ForLightning as ForLightning
-    from covey.frameworks.trainers.for_trainer import ForTrainer as ForTrainer
-    from covey.frameworks.trainers.for_trainer import last_of as last_of
+    from covey.callbacks.for_lightning import ForLightning as ForLightning
+    from covey.callbacks.for_trainer import ForTrainer as ForTrainer
+    from covey.callbacks.for_trainer import last_of as last_of
 
 __all__ = ["ForLightning", "ForTrainer", "last_of"]
 _FROM = {"ForLightning": "for_lightning", "ForTrainer": "for_trainer", "last_of": "for_trainer"}
@@ -29,4 +29,4 @@ _FROM = {"ForLightning": "for_lightning", "ForTrainer": "for_trainer", "last_of"
 def __getattr__(name: str) -> Any:
     if name not in _FROM:
         raise AttributeError(f"module 'covey.callbacks' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"covey.frameworks.trainers.{_FROM[name]}"), name)
+    return getattr(importlib.import_module(f"covey.callbacks.{_FROM[name]}"), name)

@@ -7,7 +7,7 @@ import torch
 from transformers import TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 
-from covey.frameworks.trainers.told_steps import ToldSteps, again
+from covey.callbacks.told_steps import ToldSteps, again
 from covey.job.client import JobClient
 
 

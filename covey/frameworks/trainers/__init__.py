@@ -1,1 +1,0 @@
-"""Callbacks of training loops that other libraries run (`covey.callbacks`)."""
