@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from bench.live_command import submitted
+from bench.scripts import scripts, ways
 
 ROOT = Path(__file__).parents[2]
 
@@ -45,3 +46,16 @@ def test_a_job_that_is_not_taken_ends_the_command_with_what_agentctl_said() -> N
     host = Answering(4, "", "not taken: the tenant has no quota")
     with pytest.raises(SystemExit, match="not taken: the tenant has no quota"):
         submitted(host, "-- true")
+
+
+def test_the_table_of_scripts_has_each_kind_no_empty_cell_and_what_is_expected() -> None:
+    lines = (ROOT / "bench/results/scripts.md").read_text().splitlines()
+    assert lines[0] == f"| {' | '.join(scripts.TITLES)} |"
+    cells = {row[0]: row[1:] for row in ([cell.strip() for cell in line[1:-1].split(" | ")] for line in lines[2:])}
+    kinds = scripts.kinds()
+    assert len(kinds) >= 40 and list(cells) == [kind.name for kind in kinds]
+    rows = [scripts.Row(kind, dict(zip(scripts.COLUMNS, cells[kind.name], strict=True)), 0.0) for kind in kinds]
+    assert all(cell for row in rows for cell in row.cells.values())
+    assert [each for row in rows for each in row.unlike] == []
+    missing = [kind.file for kind in kinds if not ((ways.HERE / kind.file).exists() or (ROOT / kind.file).exists())]
+    assert missing == []

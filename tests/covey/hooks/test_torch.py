@@ -226,7 +226,7 @@ def test_an_elastic_job_is_told_at_once_that_a_process_group_would_wait_for_ever
         assert made == [1]
 
 
-def test_waits_for_collectives_are_those_of_the_newest_step_and_not_known_without_any() -> None:
+def test_waits_for_collectives_are_those_of_the_newest_step() -> None:
     from covey.hooks.frameworks.torch_hooks import DdpFigures
 
     figures = DdpFigures()
