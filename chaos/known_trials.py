@@ -10,14 +10,10 @@ the file all are tried anew.
 import contextlib
 import hashlib
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from chaos.planted import ROOT, Mutant
-
-if TYPE_CHECKING:
-    from chaos.proving import Trial
 
 
 class KnownTrial(msgspec.Struct, frozen=True):
@@ -62,16 +58,12 @@ class KnownTrials:
         asked_enough = mutant.hosts == "one" or bool(known.by_simulator) or known.cpu_s >= cpu_s
         return known if asked_enough else None
 
-    def add(self, trial: "Trial", cpu_s: float) -> None:
-        """Write down a trial, if its mutant was caught."""
-        if trial.caught:
-            mutant = trial.mutant
-            known = KnownTrial(
-                mutant.name, digest_of(mutant, self._root), cpu_s, trial.by_tests, trial.by_simulator[:100]
-            )
-            self._known[mutant.name] = known
-            with self._path.open("ab") as file:
-                file.write(msgspec.json.encode(known) + b"\n")
+    def add(self, mutant: Mutant, cpu_s: float, by_tests: str, by_simulator: str) -> None:
+        """Write down a mutant that was caught, and what noticed it."""
+        known = KnownTrial(mutant.name, digest_of(mutant, self._root), cpu_s, by_tests, by_simulator[:100])
+        self._known[mutant.name] = known
+        with self._path.open("ab") as file:
+            file.write(msgspec.json.encode(known) + b"\n")
 
     def tidy(self) -> None:
         """One line for each mutant, by name."""

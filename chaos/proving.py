@@ -299,8 +299,8 @@ def prove(
     def tell(trial: Trial) -> None:
         became = trial.unusable or trial.by_tests or trial.by_simulator or trial.mutant.harmless or "SURVIVED"
         print(f"{trial.mutant.name}: {became}", file=sys.stderr, flush=True)
-        if known is not None:
-            known.add(trial, cpu_s)
+        if known is not None and trial.caught:
+            known.add(trial.mutant, cpu_s, trial.by_tests, trial.by_simulator)
 
     with tempfile.TemporaryDirectory(prefix="covey-mutants-") as folder:
         os.chmod(folder, 0o755)  # tests run programs of the copy as other users

@@ -116,9 +116,7 @@ def test_what_was_caught_is_tried_again_once_its_file_or_its_tests_change(tmp_pa
     file = tmp_path / "known.jsonl"
     known = KnownTrials(file, tmp_path)
     for mutant in (several, HEARD_ONCE):
-        known.add(Trial(mutant, by_tests="test_a"), 0.0)
-    known.add(Trial(UNSEEN), 0.0)
-    known.add(Trial(STALE, by_tests="test_a", unusable="stale"), 0.0)
+        known.add(mutant, 0.0, "test_a", "")
     known.tidy()
     read = KnownTrials(file, tmp_path)
     assert [line.split(b'"')[3] for line in file.read_bytes().splitlines()] == [
