@@ -26,23 +26,20 @@ def kind_of(file: str) -> Kind:
     return next(kind for kind in scripts.kinds() if kind.file == file)
 
 
+@pytest.mark.long
 def test_a_script_that_saves_is_preempted_and_killed_and_ends_with_the_same_bits(lane: Lane) -> None:
     row = scripts.tried(lane, kind_of("plain/numpy_alone.py"))
     assert row.unlike == []
 
 
 @pytest.mark.torch
-def test_a_script_for_torchrun_is_seen_and_averaged_with_the_same_bits(
-    lane: Lane, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_script_for_torchrun_runs_as_it_is_is_seen_and_averaged(lane: Lane, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
     monkeypatch.setenv("READ_S", "0.0001")
     kind = kind_of("pytorch/by_hand.py")
-    code, output = lane.beside(kind)
-    bits = set(ways.DIGEST.findall(output))
-    assert code == 0 and len(bits) == 1, output
     done = lane.aggregated(kind)
-    assert ways.aggregated(done, bits) == "same bits", done.output
+    assert done.ok and len(done.digests) == 1, done.output
+    assert ways.aggregated(done, done.digests) == "same bits", done.hooked
     assert fnmatch.fnmatchcase(ways.seen(kind, done), kind.seen)
 
 
