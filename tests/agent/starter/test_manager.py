@@ -38,20 +38,23 @@ class FakeBus:
     def _serve(self) -> None:
         connection, _ = self._listener.accept()
         with connection:
-            self._authenticate(connection)
-            parser = Parser()
-            while data := connection.recv(65_536):
-                parser.add_data(data)
+            parser, said = Parser(), self._authenticated(connection)
+            while True:
+                parser.add_data(said)
                 while (message := parser.get_next_message()) is not None:
                     for reply in self._replies(message):
                         connection.sendall(reply)
+                if not (said := connection.recv(65_536)):
+                    return
 
-    def _authenticate(self, connection: socket.socket) -> None:
+    def _authenticated(self, connection: socket.socket) -> bytes:
+        """Let the client in; returns what it said after that."""
         said = b""
         while b"BEGIN\r\n" not in said:
             said += (more := connection.recv(4096))
             if b"AUTH" in more:
                 connection.sendall(b"OK 1234deadbeef\r\n")
+        return said.partition(b"BEGIN\r\n")[2]
 
     def _replies(self, message: Message) -> Iterator[bytes]:
         member = message.header.fields[HeaderFields.member]
