@@ -284,6 +284,8 @@ class ModelOf:
 
     def register_comm_hook(self, state: object, hook: object) -> None: ...
 
+    def register_forward_pre_hook(self, hook: object) -> None: ...
+
 
 async def test_models_of_one_process_share_its_connection(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two connections of one rank would replace each other at an aggregator."""

@@ -283,7 +283,7 @@ def test_a_tensor_on_a_device_that_the_model_does_not_use_is_named() -> None:
     from covey.frameworks.torch.state import TrainingState
 
     model = torch.nn.Linear(2, 2).to("lab")
-    other = SimpleNamespace(state_dict=lambda: {"mean": torch.zeros(2, device="lab:1")})
+    other = SimpleNamespace(state_dict=lambda: {"mean": torch.zeros(2, device="lab:1")}, load_state_dict=dict)
     with pytest.raises(CoveyError, match="also/0/mean is on lab:1, and the model uses lab:0"):
         TrainingState(model, torch.optim.SGD(model.parameters(), 0.1), [other])
 
