@@ -82,8 +82,8 @@ def together(kind):
     if doors == "covey":
         covey.torch.attach(ddp, types.SimpleNamespace(tensors=client, world_size=world))
     if kind == "attached" and doors == "gloo":  # by the script, also with submit --aggregate
-        import covey.torch
-        covey.torch.attach(ddp)
+        from covey.torch import attach
+        attach(ddp)
     called = torch.compile(ddp, backend="eager") if kind == "compiled" else ddp
     for step in range(int(steps)):
         optimizer.zero_grad(set_to_none=kind != "views")
