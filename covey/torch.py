@@ -186,13 +186,15 @@ def attach(
                 "averages over the ranks that the agent started"
             )
             raise RuntimeError(f"{what}; submit it with --workers {ranks}, without torchrun")
-    for each in models:
-        refuse_uneven(each, heals=optimizer is not None)
     if optimizer is not None:
         _ways.update((each, COPIED if devices_of(each.module) else "") for each in models)
         optimizers, ends = several(optimizer), RoundEnds(found.tensors)
-        return healed(models, optimizers, also, data, found, step, ends, checkpoint)
+        training = healed(models, optimizers, also, data, found, step, ends, checkpoint)
+        for each in models:
+            refuse_uneven(each, heals=True)
+        return training
     for each in models:
+        refuse_uneven(each, heals=False)
         _average(each, found)
     return None
 

@@ -328,7 +328,9 @@ def _one_or_all(found: list[Any]) -> Any:
 
 
 def _frozen(value: Any) -> Any:
-    """A copy of a list, which the script may change; any other value itself."""
+    """A copy of a list or tensor, which the script may change; any other value itself."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
     return list(value) if isinstance(value, list) else value
 
 

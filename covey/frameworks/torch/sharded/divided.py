@@ -116,6 +116,10 @@ class ShardedTraining:
     def next_step(self) -> int:
         return self.step + (bool(self._stepped) and not self._several)
 
+    between: int | None = None
+
+    def batches_over(self, epoch: int) -> None: ...
+
     def asks_for_batches(self, begins_epoch: bool) -> None:
         if begins_epoch:
             self.takes_batch()
