@@ -187,9 +187,9 @@ def attach(
             )
             raise RuntimeError(f"{what}; submit it with --workers {ranks}, without torchrun")
     if optimizer is not None:
-        _ways.update((each, COPIED if devices_of(each.module) else "") for each in models)
         optimizers, ends = several(optimizer), RoundEnds(found.tensors)
         training = healed(models, optimizers, also, data, found, step, ends, checkpoint)
+        _ways.update((each, COPIED if devices_of(each.module) else "") for each in models)
         for each in models:
             refuse_uneven(each, heals=True)
         return training
