@@ -24,7 +24,7 @@ from jax.interpreters import mlir
 from covey.frameworks.jax.elastic import ElasticTree, elastic_tree
 from covey.frameworks.jax.places import check_place, come_down, put_back, room_for
 from covey.frameworks.jax.state import HealedTree, healed
-from covey.job.client import JOIN_S, of_process
+from covey.job.this_job import joined
 from covey.tensors.numbers.arrays import Array
 from covey.tensors.numbers.tensor_wire import TYPES
 
@@ -95,7 +95,7 @@ def state(
     --workers A..B`). `own(rank)` returns what that rank has at first, such as a key made of its number; the loop is
     that of the result (`ElasticTree`)."""
     made = elastic_tree if elastic else healed
-    return made(tree, own, _joined(job), step, checkpoint)
+    return made(tree, own, joined(job), step, checkpoint)
 
 
 def _summed(tree: Any, name: str, job: "JobClient | None", mean: bool) -> Any:
@@ -106,7 +106,7 @@ def _summed(tree: Any, name: str, job: "JobClient | None", mean: bool) -> Any:
         dtype = jax.numpy.result_type(leaf)
         if dtype.name not in TYPES:
             raise TypeError(f"{each} is {dtype}; Covey adds {', '.join(TYPES)}")
-    client = _joined(job)
+    client = joined(job)
 
     def summed(*arrays: Any) -> list[Array]:
         handles = []
@@ -135,11 +135,3 @@ _called_back = Primitive("covey_sum")
 _called_back.multiple_results = True
 _called_back.def_abstract_eval(lambda *arrays, call: list(arrays))
 mlir.register_lowering(_called_back, _lowered)
-
-
-def _joined(job: "JobClient | None") -> "JobClient":
-    if job is not None:
-        return job
-    found = of_process()
-    found.wait_joined(JOIN_S)
-    return found

@@ -55,8 +55,8 @@ from covey.frameworks.torch.sampler import StepSampler
 from covey.frameworks.torch.state import several
 from covey.frameworks.torch.types import TYPES, bits, in_host_memory
 from covey.frameworks.torch.uneven import refuse_uneven
-from covey.job.client import JOIN_S, of_process
 from covey.job.tensors import TensorClient
+from covey.job.this_job import joined
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
@@ -175,10 +175,10 @@ def attach(
         if optimizer is None:
             why = "the model is divided among ranks (FSDP), and PyTorch sums its gradients itself"
             raise CoveyError("the model was not attached", why, "give its optimizer, to stop and continue")
-        return _sharded(models, several(optimizer), also, data, _joined(job), step, checkpoint)
+        return _sharded(models, several(optimizer), also, data, joined(job), step, checkpoint)
     for each in models:
         check_model(each.module)
-    found = _joined(job)
+    found = joined(job)
     for each in models:
         if (ranks := each.process_group.size()) != found.world_size:
             what = (
@@ -256,15 +256,7 @@ def _elastic(
 ) -> ElasticTraining:
     check_elastic(module, optimizer, also)
     check_model(module)
-    return elastic_training(module, optimizer, also, data, _joined(job), step, checkpoint)
-
-
-def _joined(job: "JobClient | None") -> "JobClient":
-    if job is not None:
-        return job
-    found = of_process()
-    found.wait_joined(JOIN_S)
-    return found
+    return elastic_training(module, optimizer, also, data, joined(job), step, checkpoint)
 
 
 def average(state: "Buckets", bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:

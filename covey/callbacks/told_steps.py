@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from covey.core.errors import EXIT_AGAIN
 from covey.hooks import rank_of
-from covey.job import client
+from covey.job import this_job
 from covey.job.client import JobClient
 
 OF_STEPS = frozenset({"self", "step", "step_s", "compute_s", "communicate_s", "input_s", "memory_bytes"})
@@ -27,7 +27,7 @@ class ToldSteps:
     def begins(self) -> None:
         """The training begins: from now on SIGTERM does not end this process, if that is the job's way to ask."""
         if self._job is None and not rank_of(os.environ):  # else a launcher's other process speaks for this rank
-            self._job = client.of_process()
+            self._job = this_job.of_process()
         if self._job is not None and threading.current_thread() is threading.main_thread():
             self._job.defer_stop()
 
@@ -48,7 +48,8 @@ class ToldSteps:
 
 
 def finite(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the metrics that are finite numbers, or tensors of one, by names that `JobClient.step` does not use."""
+    """The metrics that are finite numbers, or tensors of one number. A name that `JobClient.step` has for something
+    else gets a `_` at its end."""
     found = dict[str, Any]()
     for name, value in metrics.items():
         try:

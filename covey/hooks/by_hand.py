@@ -4,15 +4,16 @@ from typing import Any
 
 from covey.hooks import stacks
 from covey.hooks.watch import ImportWatch
-from covey.job import client
-from covey.job.client import JOIN_S, JobClient
+from covey.job import this_job
+from covey.job.client import JobClient
+from covey.job.this_job import JOIN_S
 
 
 def join(timeout_s: float = JOIN_S) -> JobClient:
     """This rank's job. Waits at most `timeout_s` seconds for the agent's answer; an agent that is away is joined later,
     in the background. CoveyError outside a job, or when the agent refuses this process. The steps of PyTorch and JAX
     are seen from now on, until the script reports its own (`JobClient.step`)."""
-    found = client.join(timeout_s)
+    found = this_job.join(timeout_s)
     stacks.offer()
 
     def failed(error: BaseException) -> None:

@@ -13,7 +13,7 @@ from covey.hooks.limits.sharing import ShareControl
 from covey.hooks.quiet import NEVER, Quiet
 from covey.hooks.reports.steps import JITTED_CALL, OPTIMIZER, Step, StepCounter
 from covey.hooks.turns.hooked import HookedTurns
-from covey.job import client as clients
+from covey.job import this_job
 from covey.job.client import JobClient
 
 CALLS_MAX, ROUND_S = 64, 1.0
@@ -265,7 +265,7 @@ class Reporter:
             self._pid, self._client = os.getpid(), None
             if not rank_of(os.environ):
                 try:
-                    self._client = clients.of_process()
+                    self._client = this_job.of_process()
                 except CoveyError:
                     return None
                 self._client.heartbeats.seen = self.newest

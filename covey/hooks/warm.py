@@ -24,7 +24,7 @@ NOT_AGAIN = ("sitecustomize", "usercustomize")
 
 def offer() -> None:
     """Allow spares: this Python has run this file as it started, so another that is started in the same way can wait as
-    a spare (`covey.job.spare_modules`)."""
+    a spare (`covey.kernel.spare_modules`)."""
     pid = os.getpid()
     sys._covey_imported = lambda: imported() if os.getpid() == pid else ()  # type: ignore[attr-defined]
 

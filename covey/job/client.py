@@ -28,11 +28,11 @@ from covey.job.heartbeats import Heartbeats
 from covey.job.memory_offer import MemoryOffer
 from covey.job.page_link import PageLink, PageUser
 from covey.job.rank_identity import RefusedByAgent, identity
-from covey.job.spare_modules import imported
 from covey.job.step_clock import StepClock, ToldStep, of_state
 from covey.job.stop_asked import StopAsked
 from covey.job.table_owners import TableOwners
 from covey.kernel import at_exit
+from covey.kernel.spare_modules import imported
 from covey.kernel.this_process import OfOneProcess
 from covey.kernel.wake_pipe import WakePipe
 from covey.tensors.turns.holder import ProcessTurns
@@ -76,8 +76,6 @@ if TYPE_CHECKING:
     from covey.job.job_state import Get, JobState, Load, Place, ScriptState, StopsAndSaves
     from covey.job.tensors import TensorClient
 
-JOIN_S = 10.0
-"""Seconds that `join` waits for an agent that is away; then the script continues, and joins when the agent is back."""
 BACKOFF_S = (0.1, 2.0)
 """Shortest and longest pause between attempts to reach the agent, in seconds."""
 REFUSED_S = 5.0
@@ -116,8 +114,13 @@ class JobClient(OfOneProcess):
         """Whether the agent knows of memory for tensors, by its `Joined`."""
         self._hooked: Hooked | None = None
         self._heals: Heals | None = None  # once the script said that this rank may be lost
-        self._by_hand = self._agent_heals = self._says = self._failed = self.given = False
-        """`given`: whether `join` gave this client to the script."""
+        self._by_hand = self._agent_heals = False
+        self._hears_who_leaves = False
+        """Whether the agent handles `ProcessLeaves`, by its `Joined`."""
+        self._failed = False
+        """Whether an error ended the script's `with`."""
+        self.given = False
+        """Whether `join` gave this client to the script."""
         self._pages = PageLink()
         self._memory = MemoryOffer(self.rank, self.world_size, environ)
         self._tensors: TensorClient | None = None
@@ -187,9 +190,10 @@ class JobClient(OfOneProcess):
     def hooked(self, to: str, problem: str = "") -> None:
         """Tell the agent, now and whenever it was away, what `covey.hooks` sees of this script, and what it cannot see.
         Does nothing in a forked child: a hook of Covey never ends the script."""
-        if not self.is_elsewhere:
-            self._hooked = Hooked(to[:160], problem[:400])
-            self._say(self._hooked)
+        if self.is_elsewhere:
+            return
+        self._hooked = Hooked(to[:160], problem[:400])
+        self._say(self._hooked)
 
     def share(self, user: PageUser) -> None:
         """From now on `user` obeys the limits that this host's agent sets, once the agent sends some."""
@@ -204,7 +208,8 @@ class JobClient(OfOneProcess):
             if not self._joined:
                 self._steps.clear()
             talked_s = 0.0 if self._tensors is None else self._tensors.communicate_s
-            self._steps.append(pack(stepped := self._clock.stepped(told, talked_s, self.turns.spent())))
+            stepped = self._clock.stepped(told, talked_s, self.turns.spent())
+            self._steps.append(pack(stepped))
         self.heartbeats.sign(stepped.step if self._by_hand else None)
         self._wakes.wake()
 
@@ -254,8 +259,9 @@ class JobClient(OfOneProcess):
         with self._lock:
             if self._tensors is not None:
                 return self._tensors
-            more: dict[str, Any] = {"undecided": True, "shared": self._tensors_shared}
-            made = self._tensors = self._made(self.rank, self._me.incarnation, **more)
+            made = self._tensors = self._made(
+                self.rank, self._me.incarnation, undecided=True, shared=self._tensors_shared
+            )
             owners = self._owners.all()
             made.gone(self._gone)
         self.heartbeats.uses(made)
@@ -279,7 +285,10 @@ class JobClient(OfOneProcess):
         from covey.job.tensors import TensorClient
 
         made = TensorClient(
-            *(self.id, rank, self.world_size, self._owner_lost),
+            self.id,
+            rank,
+            self.world_size,
+            self._owner_lost,
             tables=self._me.tables,
             wanted=self._table_wanted,
             incarnation=incarnation,
@@ -328,8 +337,7 @@ class JobClient(OfOneProcess):
         with self.heartbeats.at_work():
             rank = HealedRank(self.rank, self.world_size, me.incarnation, me.here, me.host, step)
             script = ScriptState(self.memory.counts(get), load, own, lambda step: self._stepped(of_state(step)))
-            asks = {"leave": self.leave, "saved": self.saved, "extends": self.extend_grace}
-            stop = stops_of(self._stop, checkpoint, stop, **asks)
+            stop = stops_of(self._stop, checkpoint, stop, leave=self.leave, saved=self.saved, extends=self.extend_grace)
             if enter is None:
                 state = begun(self._client(), rank, script, within_s, stop=stop)
             else:
@@ -442,17 +450,19 @@ class JobClient(OfOneProcess):
             return
         self._clock.tell_left(self._stepped)
         with self._lock:
-            closed, self._closed, tensors = self._closed, True, self._tensors
+            closed, self._closed = self._closed, True
+            tensors = self._tensors
             if self._heals is not None and self._agent_heals and tensors is not None and tensors.left:
                 self._urgent.append(pack(Heals(self._heals.step, over=True)))
             failed = self._failed or at_exit.failed() or self._me.elastic
-            if self._says and not (closed or failed) and tensors is not None and tensors.may_be_awaited:
+            if self._hears_who_leaves and not (closed or failed) and tensors is not None and tensors.may_be_awaited:
                 self._urgent.append(pack(ProcessLeaves()))
         if closed:
             return
         self.turns.close()
-        for part in [each for each in (self._carried, self._blocks) if each is not None]:
-            part.close()
+        for part in (self._carried, self._blocks):
+            if part is not None:
+                part.close()
         if tensors is not None and tensors.close():
             self._say(SumsNow(NOTHING, over=True))
         self._wakes.wake()
@@ -566,8 +576,8 @@ class JobClient(OfOneProcess):
 
     def _hello(self) -> Join:
         """The Join for a new connection, made anew each time: the kernel is known once numpy is imported."""
-        of = self._me.job, self._me.rank, self._me.epoch, self._me.token
-        return Join(os.getpid(), *of, kernel(), PROTOCOL, VERSION, self._memory.now)
+        me = self._me
+        return Join(os.getpid(), me.job, me.rank, me.epoch, me.token, kernel(), PROTOCOL, VERSION, self._memory.now)
 
     def _next_out(self) -> bytes:
         with self._lock:
@@ -609,7 +619,8 @@ class JobClient(OfOneProcess):
         with self._lock:
             self.host, self._joined = joined.host, True
             self._urgent.clear()
-            self._follows, self._agent_heals, self._says = joined.tensor_memory, joined.heals, joined.leaves
+            self._follows, self._agent_heals = joined.tensor_memory, joined.heals
+            self._hears_who_leaves = joined.leaves
             cannot = NoTensorMemory(self._memory.cannot[:400]) if self._memory.cannot else None
             memory = (self._shared, cannot) if self._follows else ()
             self.memory.every_s, self.heartbeats.every_s = joined.memory_s, joined.heartbeat_s
@@ -673,27 +684,3 @@ class JobClient(OfOneProcess):
             self._blocks.abandon()
         if self._connection is not None:
             self._connection.close()
-
-
-_process: JobClient | None = None
-"""The connection of `covey.hooks` in this process, which `join` hands to the script."""
-
-
-def of_process() -> JobClient:
-    """This process's connection, made if there is none. CoveyError when this process is no rank of a job."""
-    global _process
-    if _process is None or _process not in at_exit.living or _process.is_elsewhere:
-        _process = JobClient(os.environ)
-    return _process
-
-
-def join(timeout_s: float = JOIN_S) -> JobClient:
-    """This rank's job. Waits at most `timeout_s` seconds for the agent's answer; an agent that is away is joined later,
-    in the background. CoveyError outside a job, or when the agent refuses this process."""
-    global _process
-    client = of_process()
-    if client.given:
-        client = _process = JobClient(os.environ)
-    client.given = True
-    client.wait_joined(timeout_s)
-    return client

@@ -18,7 +18,8 @@ from covey.core.errors import CoveyError
 from covey.core.ids import HostId, JobId
 from covey.core.version import VERSION
 from covey.healing.kernels import kernel
-from covey.job.client import STEPS_WAITING_MAX, JobClient, join
+from covey.job.client import STEPS_WAITING_MAX, JobClient
+from covey.job.this_job import join
 from covey.kernel.this_process import OtherProcess
 from covey.wire.frames import pack
 from covey.wire.job import PROTOCOL, AggregatorAt, AggregatorLost, Joined, Stopping
@@ -323,7 +324,7 @@ def test_a_name_that_covey_does_not_have_is_an_attribute_error() -> None:
     "code",
     [
         "import covey\njob = covey.join()\njob.step(accuracy=0.97)\n",
-        "from covey.job.client import of_process\nof_process().step(accuracy=0.97)\n",
+        "from covey.job.this_job import of_process\nof_process().step(accuracy=0.97)\n",
     ],
 )
 async def test_the_last_figures_leave_when_a_script_just_ends(agent: Agent, python: list[str], code: str) -> None:

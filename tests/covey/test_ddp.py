@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from covey import hooks as attach
-from covey.job import client
+from covey.job import this_job
 from covey.tensors.numbers.peer_memory import myself
 from covey.tensors.same_host.huge_pages import make_huge
 from covey.wire.job import AggregatorAt
@@ -98,7 +98,7 @@ def together(kind):
     told(model)
     if kind == "large":
         import covey.tensors.same_host.lent_rounds as lent_rounds
-        from covey.job.client import of_process
+        from covey.job.this_job import of_process
         ways = of_process().tensors._ways.values()
         print("lends", sum(bool(way._words[rank, lent_rounds.LENDS]) for way in ways if way and way._lent), flush=True)
 if doors != "alone":
@@ -296,7 +296,7 @@ async def test_models_of_one_process_share_its_connection(agent: Agent, monkeypa
     for _ in range(2):
         await asyncio.to_thread(covey.torch.attach, ModelOf(2))
     assert agent.socket.counters["joined"] == 1
-    await asyncio.to_thread(client.of_process().close)
+    await asyncio.to_thread(this_job.of_process().close)
 
 
 async def test_ranks_that_torchrun_started_are_not_averaged_one_by_one(
@@ -309,4 +309,4 @@ async def test_ranks_that_torchrun_started_are_not_averaged_one_by_one(
         monkeypatch.setenv(name, value)
     with pytest.raises(RuntimeError, match=r"DDP has 4 ranks, and this job has 1.*--workers 4, without torchrun"):
         await asyncio.to_thread(covey.torch.attach, ModelOf(4))
-    await asyncio.to_thread(client.of_process().close)
+    await asyncio.to_thread(this_job.of_process().close)

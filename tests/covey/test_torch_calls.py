@@ -62,7 +62,8 @@ def test_collectives_anywhere_are_healed_with_the_bits_of_a_run_without_losses(
 
 
 def test_every_collective_has_gloos_result(gangs: Gangs) -> None:
-    """And so have groups of some ranks, and messages: gloo itself does these, and the job is told to heal no more."""
+    """Groups of some ranks and messages from one to another have the results of gloo, which makes them; the job is told
+    to heal no more."""
     gang = gangs(3, "kinds")
     ended = [gang.ended(rank) for rank in range(3)]
     assert ended == [0] * 3, [gang.text(rank)[-3000:] for rank in range(3)]

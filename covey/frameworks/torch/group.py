@@ -41,7 +41,7 @@ from covey.frameworks.torch.types import (
     in_host_memory,
     on_host,
 )
-from covey.job.client import JOIN_S, of_process
+from covey.job.this_job import joined
 from covey.tensors.numbers.arrays import Array
 from covey.tensors.numbers.tensor_wire import Type
 
@@ -353,9 +353,7 @@ def init_process_group(job: "JobClient | None" = None) -> None:
     """Do what `init_process_group` of torch.distributed does, for a job whose ranks may be lost: this process is
     `job`'s rank (without `job`, that of `covey.join()`, made if there is none), and meets no other process yet.
     CoveyError outside a job."""
-    found = job if job is not None else of_process()
-    if job is None:
-        found.wait_joined(JOIN_S)
+    found = joined(job)
     dist.init_process_group(BACKEND, store=dist.HashStore(), rank=found.rank, world_size=found.world_size)
     group = dist.group.WORLD
     assert isinstance(group, TensorsGroup), "made by `_made`"

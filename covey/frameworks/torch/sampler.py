@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from covey.job.client import of_process
+from covey.job.this_job import of_process
 
 
 class StepCount(Protocol):

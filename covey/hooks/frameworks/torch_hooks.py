@@ -246,11 +246,11 @@ class Hooks:
 
     def _average(self, model: Any) -> None:
         import covey.torch
-        from covey.job import client
+        from covey.job import this_job
 
         try:
             if not covey.torch.attached(model):
-                covey.torch.attach(model, client.of_process())
+                covey.torch.attach(model, this_job.of_process())
         except (TypeError, RuntimeError) as error:
             self._averaged_by_ddp(str(error).splitlines()[0])
         else:

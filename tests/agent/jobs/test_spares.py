@@ -398,7 +398,7 @@ def test_a_spare_becomes_what_its_user_may_have(tmp_path: Any) -> None:
 
 def imported(*options: str) -> list[str]:
     """The modules that a rank that is started with these would have imported ahead."""
-    script = "import msgspec, json\nfrom covey.job.spare_modules import imported\nprint(json.dumps(imported()))"
+    script = "import msgspec, json\nfrom covey.kernel.spare_modules import imported\nprint(json.dumps(imported()))"
     env = {"PYTHONPATH": os.pathsep.join([hooks.SITE, *sys.path]), "COVEY_SOCKET": "/nowhere"}
     said = subprocess.run([sys.executable, *options, "-c", script], env=env, capture_output=True, check=True, cwd="/")
     return list(msgspec.json.decode(said.stdout))
@@ -406,7 +406,7 @@ def imported(*options: str) -> list[str]:
 
 def test_a_rank_tells_what_it_imported_from_packages_and_not_from_python_itself() -> None:
     found = imported()
-    assert "msgspec" in found and "covey.job.spare_modules" in found
+    assert "msgspec" in found and "covey.kernel.spare_modules" in found
     assert not {"os", "sys", "json", "json.decoder", "__main__", "sitecustomize"} & set(found)
 
 
