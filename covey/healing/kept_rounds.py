@@ -133,7 +133,8 @@ class KeptRounds:
         """Whether results are asked for: others have them, and are beyond these rounds."""
         self._changed = threading.Condition()
         """Guards the fields below."""
-        self._kept: dict[int, bytes] = {}
+        self._kept: dict[int, tuple[bytes, int]] = {}
+        """Results, each with its CRC-32."""
         self._bytes, self._begun = 0, 0
         """Bytes of what is kept; number of rounds begun."""
         self._count: int | None = None
@@ -203,7 +204,7 @@ class KeptRounds:
             full = self._is_full
             self._is_full = full or self._bytes + len(data) > KEPT_BYTES_MAX or len(self._kept) >= KEPT_MAX
             if not self._is_full:
-                self._kept[number], self._bytes = data, self._bytes + len(data)
+                self._kept[number], self._bytes = (data, crc32(data)), self._bytes + len(data)
                 return
             self._kept.clear()
         if not full:
@@ -213,12 +214,13 @@ class KeptRounds:
     def _answer(self, asked: ToldByRank) -> None:
         number, first = _ASK.unpack(asked.data)
         with self._changed:
-            data, count, why = self._kept.get(number, b""), self._count, self.restarts.encode()
+            data, sum = self._kept.get(number, (b"", 0))
+            count, why = self._count, self.restarts.encode()
         if why:
             head, piece = _IS.pack(number, UNKNOWN, NO_MORE, 0, 0), why[:1024]
         else:
             said = NOTHING if self._is_new and not data else UNKNOWN if count is None else count
-            head = _IS.pack(number, said, len(data), first, crc32(data))
+            head = _IS.pack(number, said, len(data), first, sum)
             piece = data[first : first + PIECE_BYTES]
         self._tell(Tell(asked.rank, AboutKept.IS, asked.step, head + piece))
 
@@ -275,7 +277,7 @@ class KeptRounds:
             why = f"it calls {of} as collective {number} before its loop, and the others called {called} there"
             raise CoveyError(CANNOT, why, "call the same before the loop in a process that takes over")
         with self._changed:
-            self._kept[number], self._bytes = bytes(data), self._bytes + len(data)
+            self._kept[number], self._bytes = (bytes(data), crc32(data)), self._bytes + len(data)
         return array
 
     def _ends(self, why: str) -> None:

@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from covey.core.errors import EXIT_STATE_LOST
 from tests.covey.forks import Forks
@@ -135,3 +137,23 @@ def test_what_is_saved_after_a_step_is_of_the_next_one_or_refused(gangs: Gangs, 
     again = gangs(2, "tails", 8, saved)
     again.learnt()
     assert again.lines(0, "goes on") == ["5"] and "goes on with step 6" in again.text(1)
+
+
+@given(st.binary(max_size=300))
+@example(b"gpu1:0")
+@example(b":80")
+@example(b"gpu1:70000")
+def test_a_message_that_names_no_address_is_ignored(data: bytes) -> None:
+    from covey.frameworks.torch.calls.connections import address_of
+
+    try:
+        host, port = address_of(data)
+    except ValueError:
+        return
+    assert host and 0 < port < 65_536 and f"{host}:{port}".encode().rstrip(b"0123456789") in data
+
+
+def test_an_address_is_read_back() -> None:
+    from covey.frameworks.torch.calls.connections import address_of
+
+    assert address_of(b"10.0.0.7:29500") == ("10.0.0.7", 29_500) and address_of(b"fd00::7:29500") == ("fd00::7", 29_500)

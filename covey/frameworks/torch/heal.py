@@ -355,7 +355,7 @@ class HealedTraining:
             self._agree_on_parameters()
             self._contents.first = self._state.step + 1
             self._before = self._contents.first
-            self._ends(self._place(self._step))
+            self._ends(self._place(self._step), counts=False)
             self._said = "null"
         self._before = self._contents.place.get("before") or self._state.step
         kept.replays = kept.replays and self._before != self._state.step
