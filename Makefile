@@ -25,7 +25,7 @@ $(READY): pyproject.toml covey/pyproject.toml tools/pyproject.toml covey/core/ve
 	 $(BIN)/python -m pip install -q --disable-pip-version-check -e ./covey -e '.[dev]' -e ./tools
 	@touch $@
 
-.venv/.torch .venv/.jax: .venv/.%: $(READY) # with pip, which finds a CPU build that lies on the machine; uv would fetch gigabytes of CUDA
+.venv/.torch .venv/.jax .venv/.ansible: .venv/.%: $(READY) # with pip, which finds a CPU build that lies on the machine; uv would fetch gigabytes of CUDA
 	@echo "installing $* ..."
 	@wanted=$$($(BIN)/python -c 'import sys, tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"][sys.argv[1]])' $*); \
 	 if $(BIN)/python -m pip install -q --disable-pip-version-check $$wanted 2>/dev/null; then touch $@; \
@@ -104,7 +104,7 @@ swapped: $(READY) ## redis, sqlite and a graph in memory that does not fit, swap
 rack-test: $(READY) ## kill real agents and byte processes under a job and remote memory
 	@$(BIN)/pytest tests/rack
 
-operator-test: $(READY) ## as root: the documents' own lines make a rack from the package, people work on it, an operator runs and purges it; what each step took (some ten minutes; ARGS=PACKAGE.deb)
+operator-test: $(READY) .venv/.ansible ## as root: the documents' own lines make a rack from the package, people work on it, an operator runs and purges it, the Ansible role makes another; what each step took (some 15 minutes; ARGS=PACKAGE.deb)
 	@$(BIN)/python -m tests.rack.operated $(ARGS)
 
 storm: $(READY) ## harm real agents on hosts of their own for half an hour: make storm SEED=1 SECONDS=1800

@@ -118,8 +118,8 @@ class StopsAndSaves(NamedTuple):
     """Which kind of script it is."""
     number: Callable[[int], int] = lambda step: step
     """The number by which people know the step that is next, also in another start of the job."""
-    counts: Callable[[], bool] = lambda: True
-    """Whether what ends is a step for people, not a part of one."""
+    ended: Callable[[int], int | None] = lambda step: step - 1
+    """The number by which people know the step that just ended, from 0; None: it was a part of one."""
 
 
 class AskedToEnd(Protocol):
@@ -285,8 +285,8 @@ class JobState(OfOneProcess):
         if self._unchecked and self._carried is None:
             self._check_own()
         (self._healing if self._carried is None else self._carried).end(_held(self._script.get()))
-        if self._stop.counts():
-            self._script.stepped(self._stop.number(self.step) - 1)
+        if (ended := self._stop.ended(self.step)) is not None:
+            self._script.stepped(ended)
         if may_end:
             self.end_if_all_stop()
 

@@ -1,5 +1,6 @@
 """`make operator-test`: the documents' own lines make a rack of eight hosts from the package, three people work on it,
-and an operator does to it what operators do, up to its purge. Prints what each step took.
+and an operator does to it what operators do, up to its purge; then the Ansible role makes another (`by_ansible.py`;
+`--ansible`: that alone). Prints what each step took.
 
 Not a part of `make check`: it takes some ten minutes, and root. Hosts are booted with systemd (`chaos/rack/booted.py`)
 and have the folder of the packages, and nothing else of this tree. Two simulated GPUs stand for those of each host.
@@ -23,6 +24,7 @@ from chaos.rack.agents import wait
 from chaos.rack.booted import BootedHost, why_not_booted
 from chaos.rack.hosts import IPV4, Laboratory
 from covey.core.version import VERSION
+from tests.rack import by_ansible
 from tests.rack.installed import PAGE, typed
 from tests.rack.next_release import NEXT_VERSION
 from tests.rack.test_deb import DebHost, by_the_page, names
@@ -431,7 +433,8 @@ def main() -> int:
     if why := why_not_booted() or deb.lacking():
         print(f"make operator-test is skipped: {why}")
         return 0
-    given = sys.argv[1:]
+    options = [word for word in sys.argv[1:] if word.startswith("--")]
+    given = [word for word in sys.argv[1:] if word not in options]
     with tempfile.TemporaryDirectory(prefix="covey-operator-") as folder:
         try:
             built = shutil.copy2(given[0], folder) if given else deb.package(Path(folder), compiles=False)
@@ -439,7 +442,14 @@ def main() -> int:
         except deb.NotBuilt as why_not:
             print(f"make operator-test is skipped: no package can be built: {str(why_not).splitlines()[-1]}")
             return 0
-        walk(Path(built), newer)
+        if "--ansible" not in options:
+            walk(Path(built), newer)
+        if not by_ansible.playbook():
+            print("the Ansible role is not played: there is no Ansible here; next: pip install ansible-core")
+            return 0
+        began_s = time.monotonic()
+        by_ansible.walk(Path(built), newer, Path(folder))
+        print(f"the Ansible role: a rack of three, nothing changed again, upgraded: {time.monotonic() - began_s:.0f} s")
     return 0
 
 

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,21 +10,20 @@ from pathlib import Path
 import pytest
 
 from cli.main import parse
+from tests.rack.by_ansible import playbook
 
 ROOT = Path(__file__).parents[2]
 PLAYBOOK = ROOT / "deploy/ansible/covey.yml"
 TASKS = ROOT / "deploy/ansible/roles/covey/tasks/main.yml"
 
 
-needs_ansible = pytest.mark.skipif(
-    shutil.which("ansible-playbook") is None, reason="there is no Ansible here; next: pip install ansible-core"
-)
+needs_ansible = pytest.mark.skipif(not playbook(), reason="there is no Ansible here; next: make .venv/.ansible")
 
 
 @needs_ansible
 def test_its_syntax_is_right(tmp_path: Path) -> None:
     (tmp_path / "hosts").write_text("[covey]\ngpu1\ngpu2\n")
-    line = ["ansible-playbook", "-i", str(tmp_path / "hosts"), "--syntax-check", "-e", "covey_deb=x.deb", str(PLAYBOOK)]
+    line = [playbook(), "-i", str(tmp_path / "hosts"), "--syntax-check", "-e", "covey_deb=x.deb", str(PLAYBOOK)]
     done = subprocess.run(line, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -76,7 +74,7 @@ def _played(folder: Path, hosts: dict[str, str | None], *more: str, path: str = 
     (folder / "hosts").write_text(f"[covey]\n{chr(10).join(hosts)}\n")
     given = {"ansible_connection": "local", "ansible_become": False, "ansible_python_interpreter": sys.executable}
     settings = json.dumps(given | {"covey_toml": f"{folder}/{{{{ inventory_hostname }}}}"})
-    line = ["ansible-playbook", "-i", str(folder / "hosts"), "-e", settings, *more]
+    line = [playbook(), "-i", str(folder / "hosts"), "-e", settings, *more]
     environ = os.environ | {"ANSIBLE_LOCAL_TEMP": str(folder), "ANSIBLE_REMOTE_TEMP": str(folder)}
     environ["PATH"] = path + environ["PATH"]
     done = subprocess.run([*line, str(PLAYBOOK)], capture_output=True, text=True, check=False, env=environ)

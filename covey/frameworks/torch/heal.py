@@ -340,7 +340,7 @@ class HealedTraining:
             may_end=lambda: parts is None or parts.begins_step,
             made="torch",
             number=lambda _: int(self._contents.place["step"]) + 1,
-            counts=lambda: self._counts,
+            ended=lambda _: int(self._contents.place["step"]) - 1 if self._counts else None,
         )
         calls = self._group.calls
         calls.job = calls.job or job

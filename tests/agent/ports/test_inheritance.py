@@ -1,5 +1,6 @@
 """What ranks, spares and Covey's programs inherit of an agent that is a bad parent: seen from inside of them."""
 
+import contextlib
 import json
 import os
 import subprocess
@@ -156,10 +157,19 @@ def test_programs_shims_and_spares_hold_nothing_of_their_agent(tmp_path: Path, s
 def pictured(pid: int) -> dict[str, Any]:
     status = Path(f"/proc/{pid}/status").read_text()
     return {
-        "files": {int(each.name): os.readlink(each) for each in Path(f"/proc/{pid}/fd").iterdir()},
+        "files": open_files(pid),
         "blocked": int(status.partition("SigBlk:")[2].split()[0], 16),
         "environment": sorted(environment(pid)),
     }
+
+
+def open_files(pid: int) -> dict[int, str]:
+    """What a process holds open, by number; a file that it closes meanwhile is left out."""
+    found = {}
+    for each in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            found[int(each.name)] = os.readlink(each)
+    return found
 
 
 def is_there(pid: int) -> bool:
