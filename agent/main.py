@@ -17,9 +17,10 @@ import uvloop
 
 from agent import journal, keys
 from agent import log as logs
+from agent import program as programs
 from agent.advertise import settle
 from agent.api.http import HttpApi
-from agent.compiled.files import look, told
+from agent.compiled.files import told_of_agent
 from agent.config import DEFAULTS, TENANTS_NEXT, Config, ConfigError, load, tenants_together
 from agent.etc import origins, reload, units
 from agent.host import DEVICES_FILE, JOBS_SOCKET, HostAgent
@@ -36,6 +37,7 @@ from agent.ports.network.bytes import SocketBytes
 from agent.ports.network.datagrams import UdpDatagrams
 from agent.ports.network.links import ZmqLinks
 from agent.ports.probes import RealProbes
+from agent.ports.processes.forker import Forker, NotForked, begin
 from agent.ports.processes.processes import ProgramBase, RealProcesses
 from agent.ports.starter.starter_link import StarterLink
 from agent.ports.starter.starter_wire import SOCKET
@@ -90,8 +92,10 @@ class Daemon:
     """One agent in one process: its ports, its HTTP listeners, its notifications to systemd. `read`: the configuration
     as its file has it; `config`: with what was found out since (`agent.advertise`)."""
 
-    def __init__(self, config: Config, read: Config, ring: KeyRing, environ: Mapping[str, str]) -> None:
-        self._config, self._ring, self._environ = config, ring, environ
+    def __init__(
+        self, config: Config, read: Config, ring: KeyRing, environ: Mapping[str, str], forker: Forker | None = None
+    ) -> None:
+        self._config, self._ring, self._environ, self._forker = config, ring, environ, forker
         self._path = None if read.source == DEFAULTS else read.source
         self._in_force = origins.settings_of(read)
         """Every setting that is in force, as a file would have it."""
@@ -199,13 +203,13 @@ class Daemon:
             links=ZmqLinks(self._log),
             bytes=bytes,
             disk=DirectoryDisk(config.state_dir, LOG_RESERVE_BYTES),
-            processes=RealProcesses(base),
+            processes=RealProcesses(base, self._forker),
             pages=MemfdPages(),
             probes=RealProbes(self._devices),
             run_dir=config.run_dir,
             verbs=PyVerbs(),
             starter=StarterLink(bytes, config.jobs.users_dir, base),
-            byte_path=told(look()),
+            byte_path=told_of_agent(),
             users=SystemUsers(),
         )
 
@@ -399,6 +403,17 @@ def install_unit(root: Path) -> int:
     return 0
 
 
+def begin_forker() -> Forker | None:
+    """The forker of this agent's programs, which has their code in memory and nothing of this host; None: there can be
+    none, and programs are executed."""
+    for name in programs.NAMES:
+        programs.program_named(name)
+    try:
+        return begin(programs.main)
+    except NotForked:
+        return None
+
+
 def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("agentd", description="Covey's agent: one per GPU host.")
     parser.add_argument("--config", metavar="FILE", help="agent.toml; without it every setting has its default")
@@ -434,6 +449,7 @@ def main() -> None:
         os.makedirs(config.state_dir, mode=0o700, exist_ok=True)
         os.makedirs(config.run_dir, mode=0o700, exist_ok=True)
         check_own(config.run_dir)
+        forker = begin_forker()
         key_path = keys.find(config, os.environ)
         read = keys.load(key_path, make=not config.gossip.key_file, group=config.http.group)
         ring = found_ring(config.state_dir, read)
@@ -456,7 +472,7 @@ def main() -> None:
         except ConfigError as error:
             _complain(error.what, error.why, error.next)
             return 2
-        return await Daemon(settled.config, config, ring, os.environ).run()
+        return await Daemon(settled.config, config, ring, os.environ, forker).run()
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         status = runner.run(live())

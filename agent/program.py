@@ -30,6 +30,7 @@ from agent.ports.last_room import LastingLog
 from agent.ports.memory.pages import MemfdPages
 from agent.ports.network.datagrams import UdpDatagrams
 from agent.ports.probes import RealProbes
+from agent.ports.processes.forker import of_program
 from agent.ports.processes.inheritance import unblock_signals
 from agent.ports.processes.processes import (
     GROUP_READS,
@@ -64,6 +65,10 @@ def collect_seldom(is_byte_path: bool) -> None:
         gc.set_threshold(*COLLECT_AFTER)
 
 
+NAMES = ("supervisor", "spares", "spill", "slabd", "vold", "aggd-lane", "keeper", "pager", "aggd")
+"""Programs whose code is in an agent's memory for what is forked from it."""
+
+
 def program_named(name: str) -> Program:
     """The program of this name. KeyError when no plugin has it. Plugins are imported only if it is none of the agent's
     own."""
@@ -79,6 +84,10 @@ def program_named(name: str) -> Program:
         from plugins.memory.datapath.spill.spill_writer import PROGRAM as SPILL
 
         return SPILL
+    if name == "vold":
+        from plugins.memory.datapath.vold import PROGRAM as VOLD
+
+        return VOLD
     if name == "slabd":  # borrowers wait for it when it comes back
         from plugins.memory.datapath.lending.slabd import PROGRAM as SLABD
 
@@ -159,7 +168,7 @@ def real_env(
         links=NoLinks(),
         bytes=SocketBytes(log),
         disk=disk,
-        processes=RealProcesses(base),
+        processes=RealProcesses(base, *of_program),
         probes=probes,
         pages=MemfdPages(),
         run_dir=base.run_dir,

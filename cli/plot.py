@@ -29,6 +29,8 @@ def chart(title: str, points: Sequence[tuple[int, float]], width: int) -> str:
     lines = [f"{beside.get(place, ''):>{indent}} |{''.join(row)}".rstrip() for place, row in enumerate(rows)]
     first, last = f"step {points[0][0]}", str(points[-1][0])
     axis = f"{'':{indent}} +{'-' * columns}"
+    if len(first) + 1 + len(last) > columns:
+        first, last = "", f"to step {last}"
     return "\n".join([title, *lines, axis, f"{'':{indent}}  {first}{last:>{columns - len(first)}}"])
 
 

@@ -136,7 +136,9 @@ def told(found: Look) -> str:
     """How the byte path runs with these files, for people: `compiled`, or `interpreted`, why, and the next step."""
     if found.files:
         return f"compiled; {found.why}" if found.why else "compiled"
-    fix = f"{sys.executable} -m agent.compiled, then end vold and slabd by SIGTERM: the agent starts them again"
+    fix = (
+        f"{sys.executable} -m agent.compiled, then restart the agent, and end vold and slabd by SIGTERM: it starts them"
+    )
     return f"interpreted: {found.why}; next: {fix}"
 
 
@@ -156,7 +158,25 @@ class CompiledFinder(MetaPathFinder):
 def use(program: str) -> str:
     """Use the compiled modules in this program, before it is imported. Returns how its byte path runs (`told`); empty
     for a program that has none."""
-    return told(install(look(), seals=program == SEALS)) if program in PROGRAMS else ""
+    if program not in PROGRAMS:
+        return ""
+    seals = program == SEALS
+    found = _of_agent[0] if _of_agent else install(look(), seals)
+    return told(found if seals or not found.files else Look(found.files))
+
+
+_of_agent: list[Look] = []
+"""What this process, an agent, uses for itself and for the programs that are forked from it."""
+
+
+def use_in_agent() -> None:
+    """Use the compiled modules in this process and in all that is forked from it, before they are imported."""
+    _of_agent[:] = [install(look())]
+
+
+def told_of_agent() -> str:
+    """How the byte path runs of what this agent starts (`told`)."""
+    return told(_of_agent[0] if _of_agent else look())
 
 
 def install(found: Look, seals: bool = True) -> Look:

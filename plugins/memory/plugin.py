@@ -1,11 +1,11 @@
 """The plugin `memory`, as the agent starts it."""
 
 from covey.wire.job import RemoveVolume, VolumeWanted
-from plugins.base import Plugin, Program
+from plugins.base import Plugin
 from plugins.memory.datapath.lending.slab_keeper import PROGRAM as KEEPER
 from plugins.memory.datapath.lending.slabd import PROGRAM as SLABD
 from plugins.memory.datapath.spill.spill_writer import PROGRAM as SPILL
-from plugins.memory.datapath.vold import VoldConfig, run_vold
+from plugins.memory.datapath.vold import PROGRAM as VOLD
 from plugins.memory.messages import Messages
 from plugins.memory.policy.settings import MemorySettings
 from plugins.memory.service import MemoryService
@@ -19,7 +19,7 @@ PLUGIN = Plugin(
     service=MemoryService,
     programs=(
         SLABD,
-        Program("vold", VoldConfig, run_vold),
+        VOLD,
         SPILL,
         KEEPER,
     ),

@@ -4,6 +4,7 @@ who may (`agent.compiled`), and everybody is told whether it is. That it does th
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -70,6 +71,18 @@ def test_the_byte_path_runs_compiled_and_nothing_else_does(made: Path, monkeypat
     assert spec is not None and spec.origin == str(made / f"plugins/memory/datapath/doors/nbd_front{SUFFIX}")
     assert finder.find_spec("abc__mypyc", None) is not None
     assert finder.find_spec("plugins.memory.datapath.vold", None) is None
+
+
+def test_what_is_forked_from_an_agent_runs_as_the_agent_does(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "_fails", lambda modules: "no libcrypto" if CIPHER in modules else "")
+    monkeypatch.setattr(files, "_of_agent", [])
+    files.use_in_agent()
+    shutil.rmtree(made)
+    said = "compiled; but pages are sealed one by one, since no libcrypto; next: install OpenSSL 3"
+    assert files.told_of_agent() == files.use("vold") == said and files.use("spill") == "compiled"
+    looks = "import sys, agent.agentd; from agent.compiled.files import *; print({*MODULES, CIPHER} & {*sys.modules})"
+    done = subprocess.run([sys.executable, "-c", looks], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n", "an agent decides before it imports any"
 
 
 def test_what_a_wheel_carries_is_used_and_what_was_compiled_here_comes_first(prefix: Path) -> None:

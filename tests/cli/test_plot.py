@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cli.main import main
@@ -19,6 +19,7 @@ curves = st.dictionaries(st.integers(0, 1 << 53), values, min_size=1, max_size=6
 
 
 @given(curves, st.integers(1, 400))
+@example([(10**15, 10.0)], 1)
 def test_a_chart_has_room_for_any_values_in_any_width(points: list[tuple[int, float]], width: int) -> None:
     title, *lines = chart("loss", points, width).split("\n")
     assert title == "loss" and len(lines) == HEIGHT + 2

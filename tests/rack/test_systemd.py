@@ -283,12 +283,12 @@ def test_what_lives_on_while_an_agent_is_stopped_is_found_when_it_starts(
 
 
 def running(*hosts: BootedHost) -> dict[str, set[int]]:
-    """All processes but the agents: name -> their pids."""
+    """All processes but the agents and what ends with them: name -> their pids."""
     found: dict[str, set[int]] = {}
     for host in hosts:
         for pid, command in host.processes().items():
             words = command.split()
-            if "agent.program" in words:
+            if "agent.program" in words and words[-1] != "forker":
                 found.setdefault(words[words.index("agent.program") + 1], set()).add(pid)
             elif words[:2] == ["sleep", "600"]:
                 found.setdefault("sleep", set()).add(pid)

@@ -8,7 +8,8 @@ restart).
                         outlives this one, bounds what is written and tells how it ended
                         (`agent/ports/processes/shim.py`, `agent/ports/processes/shims.py`)
     resume(Command)     what was started under that shim, here or by an earlier supervisor
-    start_program(...)  `python -P -m agent.program`, its configuration handed over in an unnamed file as stdin
+    start_program(...)  `python -P -m agent.program`, its configuration handed over in an unnamed file as stdin; a fork
+                        of what has imported its code where there is one (`agent/ports/processes/forker.py`)
     find(ProcessId)     pid and start time must match /proc: a recycled pid is another process
 
 A supervisor adopts the descendants of its processes (`adopt`: PR_SET_CHILD_SUBREAPER): a process that daemonises itself
@@ -29,6 +30,7 @@ import msgspec
 from agent.ports.processes import held_back
 from agent.ports.processes.container_host import TOOL_S, Containers
 from agent.ports.processes.containers import ContainerRefused
+from agent.ports.processes.forker import TOLD_S, Forked, Forker, NotForked
 from agent.ports.processes.inheritance import NOT_INHERITED, make_ordinary
 from agent.ports.processes.procfs import (
     descendants,
@@ -201,12 +203,36 @@ class FoundProcess:
         signal_group(self.id, signals.SIGKILL)
 
 
+class ForkedProcess(FoundProcess):
+    """A program that the forker of this process started, and whose exit status it tells."""
+
+    def __init__(self, forked: Forked, tells: int) -> None:
+        """`tells`: this process's end of the pipe `LOADED_FD`; it is closed here."""
+        super().__init__(forked.id)
+        self._status, self.loaded = forked.status, False
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(tells, self._heard, tells)
+
+    def _heard(self, tells: int) -> None:
+        self.loaded = True
+        self._loop.remove_reader(tells)
+        os.close(tells)
+
+    async def wait(self) -> int | None:
+        await super().wait()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(TOLD_S):
+                return await asyncio.shield(self._status)
+        return None
+
+
 class RealProcesses:
     """The `covey.ports.processes.Processes` of this machine. `base` says where programs started from here keep their
-    files."""
+    files; `forker` forks them, where there is one."""
 
-    def __init__(self, base: ProgramBase) -> None:
-        self._base = base
+    def __init__(self, base: ProgramBase, forker: Forker | None = None) -> None:
+        self._base, self._forker = base, forker
+        self._forked: dict[int, ForkedProcess] = {}
         self._children: dict[int, ChildProcess] = {}
         self._kept: dict[ProcessId, KeptProcess] = {}
         """The processes that were started under a shim, here or before."""
@@ -323,14 +349,19 @@ class RealProcesses:
         handed = os.memfd_create(f"covey-{program}", os.MFD_CLOEXEC)
         hears, tells = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         environ = {key: value for key, value in os.environ.items() if key not in NOT_INHERITED}
+        # -P: a folder holding an `agent.py` is never searched. The last two are for people reading `ps`.
+        words = (sys.executable, "-P", "-m", "agent.program", program, name)
         try:
             with os.fdopen(os.dup(handed), "wb") as writer:
                 writer.write(msgspec.msgpack.encode(start))
             os.lseek(handed, 0, os.SEEK_SET)
+            if self._forker is not None:
+                with contextlib.suppress(NotForked):
+                    forked = await self._forker.start(words, base.state_dir, (handed, output, tells), LOADED_FD)
+                    return self._of_forker(ForkedProcess(forked, hears))
             return self._child(
                 DetachedProcess(
-                    # -P: a folder holding an `agent.py` is never searched. The last two are for people reading `ps`.
-                    (sys.executable, "-P", "-m", "agent.program", program, name),
+                    words,
                     cwd=base.state_dir,
                     env=environ | {LOADED_FD: str(tells)},
                     pass_fds=(tells,),
@@ -356,6 +387,11 @@ class RealProcesses:
         self._children[popen.pid] = child
         return child
 
+    def _of_forker(self, process: ForkedProcess) -> ForkedProcess:
+        self._forked = {pid: known for pid, known in self._forked.items() if is_alive(known.id)}
+        self._forked[process.id.pid] = process
+        return process
+
     async def let_go(self, pid: int) -> bool:
         return await asyncio.to_thread(held_back.let_go, pid)
 
@@ -370,6 +406,8 @@ class RealProcesses:
         known = self._children.get(process.pid)
         if known is not None and known.id == process:
             return known if known._popen.poll() is None else None
+        if (forked := self._forked.get(process.pid)) is not None and forked.id == process:
+            return forked if is_alive(process) else None
         return FoundProcess(process) if is_alive(process) else None
 
     def started_by(self, pid: int) -> Collection[ProcessId]:

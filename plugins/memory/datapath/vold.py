@@ -23,6 +23,7 @@ from covey.wire.handshake import is_secret
 from covey.wire.headers import Status, Welcome, WireError
 from covey.wire.swap_wire import SwapCounts
 from covey.wire.volume_wire import OtherVersion
+from plugins.base import Program
 from plugins.memory.datapath.doors.array_door import ArrayDoor, PagerConfig, pager_token
 from plugins.memory.datapath.doors.exports import Exports
 from plugins.memory.datapath.doors.swap_door import SwapDoor
@@ -294,3 +295,6 @@ async def run_vold(env: Env, config: VoldConfig, watch: Callable[[AnyVolume], No
         volume.lenders.shut()
         await volume.close()
         await server.close()
+
+
+PROGRAM = Program("vold", VoldConfig, run_vold)

@@ -33,7 +33,9 @@ print(json.dumps({
 """
 BAD_PARENT = """
 import asyncio, contextlib, ctypes, json, os, pty, signal, socket, struct, sys
+from agent import program
 from agent.jobs.supervision import RankStart, SupervisorConfig
+from agent.ports.processes.forker import begin
 from agent.ports.processes.processes import ProgramBase, RealProcesses
 from covey.ports.processes import Command
 
@@ -63,8 +65,10 @@ if os.geteuid() == 0:
         if libc.capset(head, struct.pack("<6I", *sets)) == 0:
             libc.prctl(47, 2, 14, 0, 0)
 
+forker = begin(program.main) if mode == "forked" else None
+
 async def main():
-    port = RealProcesses(ProgramBase("h1", folder, folder, ""))
+    port = RealProcesses(ProgramBase("h1", folder, folder, ""), forker)
     argv = (sys.executable, "-I", sys.argv[3], "caf\\x00e9", "", "a b\\n")
     env = {"ODD": "caf\\x00e9", "COVEY_TOKEN": "t"}
     command = Command(argv=argv, cwd=folder, env=env, output=f"{folder}/out", run=f"{folder}/r")
@@ -133,9 +137,12 @@ def test_a_rank_inherits_what_is_listed_and_nothing_else(tmp_path: Path, scripts
     }
 
 
-def test_programs_shims_and_spares_hold_nothing_of_their_agent(tmp_path: Path, scripts: tuple[Path, Path]) -> None:
+@pytest.mark.parametrize("how", ["executed", "forked"])
+def test_programs_shims_and_spares_hold_nothing_of_their_agent(
+    how: str, tmp_path: Path, scripts: tuple[Path, Path]
+) -> None:
     parent, look = scripts
-    words = [sys.executable, "-c", parent.read_text(), str(tmp_path), "programs", str(look)]
+    words = [sys.executable, "-c", parent.read_text(), str(tmp_path), how, str(look)]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as agent:
         assert agent.stdout is not None and agent.stdin is not None
         told = json.loads(agent.stdout.readline())
@@ -143,6 +150,9 @@ def test_programs_shims_and_spares_hold_nothing_of_their_agent(tmp_path: Path, s
         agent.stdin.write("\n")
         agent.stdin.close()
     assert agent.returncode == 0
+    if how == "forked":
+        forker = found.pop(min(found))
+        assert len(forker["files"]) == 6, "standard ones, the agent, the supervisor and its end"
     assert len(found) == 5, "a supervisor, its shim and rank, a spare and its shim"
     for each in found.values():
         assert not set(each["files"].values()) & set(told["leaked"]) and each["blocked"] == 0, each
