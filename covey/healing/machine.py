@@ -124,7 +124,7 @@ class HealingMachine:
         self._gives: HeldState | None = None
         """The state that this rank gives to successors."""
         self._is_saying = False
-        taking = me.incarnation, now_s, lambda: self._closed, self._keep_all, me.host.encode()
+        taking = me.incarnation, now_s, lambda: self._closed, self._keep_all, me.host.encode(), me.alike
         self._taking = TakingOver(me.rank, me.world_size, *taking)
 
     # ---- from the script ----

@@ -146,8 +146,8 @@ class HealedTraining:
         """This rank's own state at the end of the newest part that pushed something, and at the beginning of this step,
         as JSON."""
         self._buffers: AwaitsResult | None = None
-        self._is_over = self._computes = False
-        """Whether no step follows; whether there was a forward pass since an optimizer stepped."""
+        self._is_over = self._computes = self._is_stepping = False
+        """Whether no step follows; whether there was a forward pass since an optimizer stepped; whether one does."""
         heads = [HEAD] if len(ddps) == 1 else [f"{HEAD}{at}" for at in range(len(ddps))]
         self._gradients = [
             Gradients(
@@ -199,7 +199,7 @@ class HealedTraining:
         else:
             self._step_over()
             if self._drawn is not None and generators(self._devices) != self._drawn:
-                raise _late_draws(f"the last push of step {self.step}")
+                raise late_draws(f"the last push of step {self.step}")
             self._parts.by_script = self._parts.is_over = True
 
     def _ends(self, place: dict[str, Any], counts: bool = True, may_end: bool = True) -> None:
@@ -330,17 +330,19 @@ class HealedTraining:
 
     # ---- how it begins ----
 
-    def begin(self, job: "JobClient", step: int, checkpoint: "Place | bool" = False) -> None:
-        """Begin, or take over from a lost rank. CoveyError as of `job.state`, and when this training is another one."""
+    def begin(self, job: "JobClient", step: int, checkpoint: "Place | bool" = False, **more: Any) -> None:
+        """Begin, or take over from a lost rank. `more`: of `StopsAndSaves`. CoveyError as of `job.state`, and when this
+        training is another one."""
         parts = self._parts
         stop = StopsAndSaves(
             load=self._resume,
             types=lambda: self._contents.bfloats,
             draws_ahead=True,
             may_end=lambda: parts is None or parts.begins_step,
-            made="torch",
+            number=lambda _: int(self._contents.place["step"]) + 1,
             number=lambda _: int(self._contents.place["step"]) + 1,
             ended=lambda _: int(self._contents.place["step"]) - 1 if self._counts else None,
+            **{"made": "torch", **more},
         )
         calls = self._group.calls
         calls.job = calls.job or job
@@ -411,17 +413,20 @@ class HealedTraining:
 
     def _agree_on_parameters(self) -> None:
         """Give all ranks the parameters of rank 0."""
-        rank, ranks = self._tensors.rank, self._tensors.world_size
-        digests = np.zeros((ranks, DIGEST_HALVES), np.float32)
-        digests[rank] = np.frombuffer(self._contents.digest(), "<u2")
-        found = self._tensors.push_pull("ddp/same", digests)
+        found = self._digests()
         if (found == found[0]).all():
             return
-        tensors = self._contents.tensors
-        given = [halves_of([each]) if rank == 0 else np.zeros(halves_count([each]), np.float32) for each in tensors]
+        tensors, is_first = self._contents.tensors, self._tensors.rank == 0
+        given = [halves_of([each]) if is_first else np.zeros(halves_count([each]), np.float32) for each in tensors]
         handles = [self._tensors.push(f"ddp/first {at}", each) for at, each in enumerate(given)]
         for each, handle in zip(tensors, handles, strict=True):
             fill([each], handle.wait())
+
+    def _digests(self) -> Array:
+        """By rank: a digest of its parameters."""
+        digests = np.zeros((self._tensors.world_size, DIGEST_HALVES), np.float32)
+        digests[self._tensors.rank] = np.frombuffer(self._contents.digest(), "<u2")
+        return self._tensors.push_pull("ddp/same", digests)
 
     # ---- in a step ----
 
@@ -493,10 +498,11 @@ class HealedTraining:
         if self._parts is not None:
             self._parts.steps(next((at for at, each in enumerate(self._optimizers) if each is optimizer), -1))
         elif self._drawn is not None and generators(self._devices) != self._drawn:
-            raise _late_draws("this step's first push")
+            raise late_draws("this step's first push")
+        self._is_stepping = True
 
     def after_optimizer(self, *_: Any) -> None:
-        self._computes = False
+        self._computes = self._is_stepping = False
         if self._at is not Phase.BETWEEN:
             self._be(Phase.STEPPED)
 
@@ -536,6 +542,7 @@ class HealedTraining:
 
         def scaled(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
             self.before_optimizer(optimizer)
+            self._is_stepping = False  # the scaler looks at gradients first
             result = step(optimizer, *args, **kwargs)
             self.after_optimizer()
             return result
@@ -564,6 +571,8 @@ class HealedTraining:
     def enters(self, kind: str) -> bool:
         """The script calls this collective. Returns whether successors get its result without passing there with
         others: before the loop."""
+        if self._is_stepping:  # what others hold is no state of a step's beginning
+            self._group.calls.heals_no_more(f"{kind} within optimizer.step()")
         if self._parts is None and self._at is Phase.STEPPED:
             epoch, self._held = (UNKNOWN, None) if self._left is None else self._left
             self._between_begins(kind, self._step + 1, epoch)
@@ -618,7 +627,7 @@ class HealedTraining:
             self._tensors.leave()
 
 
-def _late_draws(after: str) -> CoveyError:
+def late_draws(after: str) -> CoveyError:
     why = f"random numbers were drawn after {after}, so they would be lost with this rank"
     return CoveyError(CANNOT_HEAL, why, "draw them in the forward pass, and call collectives after backward()")
 
@@ -643,21 +652,41 @@ def healed(
             why = f"its process group ({ddp.process_group.name()}) spans the processes that may be lost"
             next_ = "call covey.torch.init_process_group() instead of torch.distributed.init_process_group()"
             raise CoveyError(CANNOT_HEAL, why, next_)
-    if job.tensors in _attached:
-        why = "a training was attached before, and a rank that replaces a lost one gets one state"
-        raise CoveyError(CANNOT_HEAL, why, "give all of it at once: attach([ddp, ..], [optimizer, ..])")
+    check_alone(job)
     state = TrainingState([ddp.module for ddp in ddps], optimizers, also, job.tensors.tell)
     training = HealedTraining(job, ddps, optimizers, state, group, data, ends)
     for at, ddp in enumerate(ddps):
         ddp.broadcast_buffers = False
         ddp.register_comm_hook(None, _hook(training, at))
-    _attached.add(job.tensors)
     training.begin(job, step, checkpoint)
-    if hasattr(data, "follow"):
-        data.follow(training)
     for ddp in ddps:
         ddp.register_forward_pre_hook(training.before_forward)
         ddp.register_forward_hook(training.after_forward)
+    follows(training, job, optimizers, also, data, state)
+    if job.tensors.rank == 0:
+        job.tensors.tell(held_words(state, optimizers, also, len(optimizers) > 1 and len(ddps) > 1))
+    return training
+
+
+def check_alone(job: "JobClient") -> None:
+    """CoveyError where a training was attached before."""
+    if job.tensors in _attached:
+        why = "a training was attached before, and a rank that replaces a lost one gets one state"
+        raise CoveyError(CANNOT_HEAL, why, "give all of it at once: attach([ddp, ..], [optimizer, ..])")
+
+
+def follows(
+    training: HealedTraining,
+    job: "JobClient",
+    optimizers: Sequence[Any],
+    also: Sequence[Any],
+    data: Any,
+    state: TrainingState,
+) -> None:
+    """Have a training that has begun follow its optimizers, scalers and data."""
+    _attached.add(job.tensors)
+    if hasattr(data, "follow"):
+        data.follow(training)
     for optimizer in optimizers:
         optimizer.register_step_pre_hook(training.before_optimizer)
         optimizer.register_step_post_hook(training.after_optimizer)
@@ -665,9 +694,6 @@ def healed(
         if isinstance(each, torch.amp.GradScaler):
             training.scales(each)
     state.groups.follow()
-    if job.tensors.rank == 0:
-        job.tensors.tell(held_words(state, optimizers, also, len(optimizers) > 1 and len(ddps) > 1))
-    return training
 
 
 def _hook(training: HealedTraining, model: int) -> Callable[[Any, Any], Any]:
