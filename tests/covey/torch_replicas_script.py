@@ -29,7 +29,8 @@ BATCH, SLOW_S = 4, 0.005
 def divided(of: RankOfTest) -> Any:
     """A model, of which parts of another size go to each rank of a replica."""
     torch.manual_seed(of.rank // 2 if of.kind == "unlike" else 3)
-    layers = [torch.nn.Linear(8, 5), torch.nn.BatchNorm1d(5), torch.nn.Dropout(0.3), torch.nn.Linear(5, 1)]
+    norm = torch.nn.BatchNorm1d(5) if of.kind == "epochs" else torch.nn.LayerNorm(5)
+    layers = [torch.nn.Linear(8, 5), norm, torch.nn.Dropout(0.3), torch.nn.Linear(5, 1)]
     model = torch.nn.Sequential(*layers)
     mesh = init_device_mesh("cpu", (2, of.ranks // 2), mesh_dim_names=("replicate", "shard"))
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16) if of.kind == "steps" else MixedPrecisionPolicy()

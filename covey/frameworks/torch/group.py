@@ -226,7 +226,9 @@ class TensorsGroup(dist.ProcessGroup):  # type: ignore[misc]
         if made.about.startswith(OF_MESH):
             if calls.rank not in of_job:
                 return None
-            return _named(TensorsGroup(of_job.index(calls.rank), len(ranks), calls, of_job, MeshGroup(calls, made)), name)
+            return _named(
+                TensorsGroup(of_job.index(calls.rank), len(ranks), calls, of_job, MeshGroup(calls, made)), name
+            )
         calls.check_heals()
         gloo = calls.connections.of(of_job, f"{calls.groups} {name}", f"new_group over ranks {of_job}"[:100])
         if gloo is None:

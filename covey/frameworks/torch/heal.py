@@ -116,8 +116,9 @@ class HealedTraining:
         state: TrainingState,
         group: TensorsGroup,
         data: Any,
-        ends: EndsRounds,
+        ends: EndsRounds | None = None,
     ) -> None:
+        """`ends`: the thread that waits for sums of gradients; None: there are no `ddps`."""
         self._tensors, self._contents, self._group, self._data = job.tensors, state, group, data
         self._optimizers = optimizers
         self._parts = StepParts(job.tensors, state, len(ddps) > 1) if len(optimizers) > 1 else None
@@ -154,6 +155,7 @@ class HealedTraining:
                 self._sums, [(name, p) for name, p in ddp.module.named_parameters() if p.requires_grad], ends.end, h
             )
             for ddp, h in zip(ddps, heads, strict=True)
+            if ends is not None
         ]
         """By model."""
         self._devices = state.devices

@@ -33,7 +33,8 @@ class MeshRow(NamedTuple):
     first: int
     """Number of the first of these groups."""
     at: int
-    count: int
+    of: int
+    """How many they are."""
 
 
 def row_of(made: Sequence[MadeGroup], number: int, ranks: int) -> MeshRow | None:
@@ -63,9 +64,7 @@ class MeshGroup:
         self._row: MeshRow | None = None
         self._gloo: Any = None
 
-    def begun(
-        self, kind: str, of: str, mine: Array, bits: Type | None
-    ) -> Callable[[], Array]:
+    def begun(self, kind: str, of: str, mine: Array, bits: Type | None) -> Callable[[], Array]:
         """Begin to add what the ranks of this group give; `of` names the collective with type and size. Returns what
         waits for the sum."""
         if self._row is None and self._gloo is None:

@@ -27,6 +27,7 @@ import torch.distributed as dist
 
 from covey.core.errors import EXIT_AGAIN, CoveyError
 from covey.frameworks.torch.random_state import Generators, generators, set_generators
+from covey.frameworks.torch.sharded.replicas import HealedShards, healed_shards, replicas_of, why_not_healed
 from covey.frameworks.torch.sharded.shard_set import (
     MADE_SHARDS,
     MANIFEST,
@@ -38,7 +39,6 @@ from covey.frameworks.torch.sharded.shard_set import (
     save_together,
     write_shard,
 )
-from covey.frameworks.torch.sharded.replicas import HealedShards, healed_shards, replicas_of, why_not_healed
 from covey.frameworks.torch.sharded.shard_state import MADE, ShardState, is_divided
 from covey.frameworks.torch.steps.step_parts import END_STEPS
 from covey.healing import checkpoint

@@ -37,7 +37,7 @@ from covey.frameworks.torch.sharded.shard_set import MADE_SHARDS, opened_part, s
 from covey.frameworks.torch.sharded.shard_state import PARTS, gathered_back
 from covey.frameworks.torch.state import TrainingState
 from covey.frameworks.torch.steps.held_words import held_words
-from covey.healing.checkpoint import Checkpoint, Saved
+from covey.healing.checkpoint import Checkpoint
 from covey.tensors.numbers.arrays import Array
 
 if TYPE_CHECKING:
@@ -78,9 +78,9 @@ class HealedShards(HealedTraining):
     ) -> None:
         """`place`: where the manifest of its checkpoints is; None: it has none. `replicas`: by rank, who holds the
         same."""
-        group, none = dist.group.WORLD, Any
+        group = dist.group.WORLD
         assert isinstance(group, TensorsGroup), "checked by `why_not_healed`"
-        super().__init__(job, (), [optimizer], state, group, data, none)
+        super().__init__(job, (), [optimizer], state, group, data)
         self._replicas, self._to = replicas, place
 
     # ---- for the script ----
@@ -159,9 +159,9 @@ class HealedShards(HealedTraining):
         place = "and it has no checkpoint (checkpoint=True)" if self._to is None else f"from its last one, {self._to}"
         buffers = "; buffers are rank 0's at the end of each step" if self._contents.buffers else ""
         return (
-            f"has a model that is divided in {len(alike)} parts, with replicas (HSDP): a rank that is lost is replaced, "
-            f"and gets its part from a rank that holds the same ({pairs}); when all that hold a part are lost at once, "
-            f"the job begins again (--retries), {place}{buffers}"
+            f"has a model that is divided in {len(alike)} parts, with replicas (HSDP): a rank that is lost is "
+            f"replaced, and gets its part from a rank that holds the same ({pairs}); when all that hold a part are "
+            f"lost at once, the job begins again (--retries), {place}{buffers}"
         )
 
 
