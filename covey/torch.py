@@ -50,7 +50,8 @@ from covey.frameworks.torch.elastic import ElasticTraining, elastic_training
 from covey.frameworks.torch.elastic_models import check_elastic
 from covey.frameworks.torch.gpu_sums import HostSums, agreed
 from covey.frameworks.torch.group import init_process_group
-from covey.frameworks.torch.heal import HealedTraining, healed
+from covey.frameworks.torch.heal import HealedTraining
+from covey.frameworks.torch.healed_ddp import healed
 from covey.frameworks.torch.sampler import StepSampler
 from covey.frameworks.torch.state import several
 from covey.frameworks.torch.types import TYPES, bits, in_host_memory

@@ -138,6 +138,9 @@ class StopsAndSaves(NamedTuple):
     """The ranks that hold the same state as this one; empty: all do."""
     opened: Callable[[Path], "checkpoint.Saved | None"] = checkpoint.opened
     """Returns the checkpoint there, as of `covey.healing.checkpoint.opened`."""
+    own_to_save: Callable[[bool], object] = lambda is_last: None
+    """Returns what is to be saved as this rank's own, where it may not be what was gathered, and all ranks save;
+    `is_last`: the job ends. None: what was gathered."""
     write: "WritesParts | None" = None
     """Writes the checkpoint, with all ranks, of which each has a part; None: one process writes all of it."""
 
@@ -174,6 +177,7 @@ class StepsHeal(Protocol):
     def begin(self, state: Mapping[str, Array]) -> None: ...
     def end(self, state: Mapping[str, Array]) -> None: ...
     def drawn(self, own: Callable[[], object] | None) -> None: ...
+    def moved(self, own: Callable[[], object] | None) -> None: ...
 
 
 class RanksGoOn(Protocol):
@@ -240,7 +244,10 @@ class JobState(OfOneProcess):
 
     def _save(self, place: Path, types: Mapping[str, str] | None, is_last: bool) -> Path:
         boundary, own = self._stop.boundary(), self._script.own
-        if (each := boundary.owns) is None:
+        each = boundary.owns
+        if (to_save := self._stop.own_to_save(is_last)) is not None:
+            each = self._stop.gathered(json_of(lambda: to_save))
+        elif each is None:
             if boundary.step == self.step and not is_last:
                 why = "what is each rank's own is gathered for that, and may change before this step's first push"
                 raise CoveyError(NOT_SAVED, why, "save at the end of a step in which something is pushed")
@@ -300,6 +307,12 @@ class JobState(OfOneProcess):
         does nothing where all ranks gather it."""
         self._check_process("nothing was handed over")
         self._healing.drawn(self._script.own)
+
+    def moved(self, own: Callable[[], object]) -> None:
+        """Tell that what is this rank's own at the beginning of this step is what `own` returns, since it changed after
+        the last push of the step before. Called before anything is pushed; waits until two other ranks keep it."""
+        self._check_process("nothing was handed over")
+        self._healing.moved(own)
 
     def done(self, *, may_end: bool = True) -> None:
         """End the step, where `steps` is not used: all its results are here, and the state is that of the next step.

@@ -34,7 +34,6 @@ must follow from a seed.
 import atexit
 import enum
 import json
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -48,14 +47,12 @@ from covey.frameworks.torch.gradients import CANNOT_HEAL, HEAD, UNFREEZE, Awaits
 from covey.frameworks.torch.group import TensorsGroup
 from covey.frameworks.torch.random_state import Generators, generators, set_generators
 from covey.frameworks.torch.state import TrainingState, changed_in
-from covey.frameworks.torch.steps.held_words import held_words
 from covey.frameworks.torch.steps.step_parts import END_STEPS, StepParts
 from covey.frameworks.torch.types import fill, halves_count, halves_of, in_host_memory
 from covey.healing.likeness import Kernels, drawn, libraries
 from covey.healing.machine import NOT_SAVED
 from covey.healing.owns import JsonText
 from covey.job.job_state import StopsAndSaves
-from covey.job.tensors import TensorClient
 from covey.tensors.numbers.arrays import Array
 
 if TYPE_CHECKING:
@@ -82,8 +79,6 @@ def _computed() -> list[Array]:
 
 libraries["PyTorch"] = Kernels(str(torch.__version__), _computed)
 DIGEST_HALVES = 8
-_attached: weakref.WeakSet[TensorClient] = weakref.WeakSet()
-"""Clients whose ranks have the state of a training."""
 
 
 class EndsRounds(Protocol):
@@ -100,6 +95,15 @@ class Phase(enum.Enum):
     BETWEEN = "between"
 
 
+OWN_GENERATOR = "draw them from a generator of their own, as DataLoader(generator=..) does (docs/guides/healing.md)"
+DRAWS_BETWEEN = (
+    "draws random numbers after optimizer.step(), for an evaluation, say: a rank that is lost before its next step "
+    "begins is replaced by one that does not draw them, and the result may have other bits then; next: " + OWN_GENERATOR
+)
+SAVED_EARLIER = (
+    "saved random generators as they were at the step's last push: numbers were drawn since, and those of other ranks "
+    "are not known here, so a job that goes on from there draws others; next: save before that, or " + OWN_GENERATOR
+)
 SAVE_BEFORE = "save before the first collective that follows a step, or in the next step"
 UNKNOWN = -1
 """In place of an epoch: between two steps, where a successor does not pass."""
@@ -143,6 +147,14 @@ class HealedTraining:
         self._drawn: Generators | None = None
         """The generators at the first push of this step, or just before it."""
         self._drawn_json = JsonText()
+        self._data_json = "null"
+        """This rank's place in the data, as it was said with these generators."""
+        self._turned: Generators | None = None
+        """The generators when the script turned to the next step; None: it has not, or nothing told."""
+        self._has_moved = False
+        """Whether this rank drew random numbers between the last push of the step before and this step."""
+        self._says_draws = self._says_saved = True
+        """Whether people are still to be told that such numbers are drawn, and that they are not in what is saved."""
         self._said = self._began = "null"
         """This rank's own state at the end of the newest part that pushed something, and at the beginning of this step,
         as JSON."""
@@ -193,28 +205,52 @@ class HealedTraining:
     def done(self) -> None:
         """End the step, where no loop or forward pass does. With several optimizers, the end of each step; a scheduler
         may step after it. Errors as of `steps`."""
+        self._turns()
         if self._at is Phase.BETWEEN:
             self._next_begins()
         elif self._parts is None:
-            self._ends(self._place(self._step + 1))
-            self._be(Phase.IN_STEP)
+            self._step_done()
         else:
             self._step_over()
             if self._drawn is not None and generators(self._devices) != self._drawn:
                 raise late_draws(f"the last push of step {self.step}")
             self._parts.by_script = self._parts.is_over = True
 
+    def _step_done(self) -> None:
+        self._ends(self._place(self._step + 1))
+        self._be(Phase.IN_STEP)
+
+    def _turns(self) -> None:
+        """The script turns to the next step: what it draws from here on a successor draws, too."""
+        if self._parts is None and self._at is Phase.STEPPED and self._turned is None:
+            self._turned = generators(self._devices)
+
+    def _own_left(self) -> JsonText | None:
+        """This rank's own state at the end of this step, if it changed after the script's last push; None: it is what
+        was said."""
+        if self._turned is None or self._drawn is None or self._turned == self._drawn:
+            return None
+        if self._says_draws:
+            self._say(DRAWS_BETWEEN)
+        self._says_draws = False
+        self._said = f'{{"data": {self._data_json}, "generators": {self._turned.as_json()}}}'
+        return JsonText(self._said)
+
     def _ends(self, place: dict[str, Any], counts: bool = True, may_end: bool = True) -> None:
         """End a step of `job.state`; `place`: where in the script the next one begins; `counts`: whether it was one of
         the training."""
         self._finish_buffers()
         self._step, self._counts, self._contents.place = place["step"], counts, place
+        left = self._own_left()
         self._state.done(may_end=may_end)
+        self._has_moved = left is not None
+        if left is not None:
+            self._state.moved(lambda: left)
         self._begins()
 
     def _begins(self) -> None:
         """Nothing was pushed since here."""
-        self._drawn, self._own_of_step, self._left, self._follows_step = None, None, None, False
+        self._drawn, self._own_of_step, self._left, self._turned, self._follows_step = None, None, None, None, False
         for each in self._gradients:
             each.step_begins()
         self._group.step_begins()
@@ -244,6 +280,9 @@ class HealedTraining:
             raise CoveyError("nothing was saved", why, "save after optimizer.step(), at the end of the step")
         if self._at is Phase.BETWEEN:
             self._check_between()
+        elif self._drawn_on and self._says_saved:
+            self._says_saved = False
+            self._say(SAVED_EARLIER)
         self._finish_buffers()
         place, parts = self._contents.place, self._parts
         if parts is not None:
@@ -263,6 +302,18 @@ class HealedTraining:
         return found
 
     @property
+    def _drawn_on(self) -> bool:
+        """Whether this rank has drawn random numbers since it said its own state, and others may have."""
+        if self._parts is None and self._at is Phase.STEPPED:
+            return self._drawn not in (None, generators(self._devices))
+        return self._at is Phase.IN_STEP and self._has_moved
+
+    def _own_to_save(self, is_last: bool) -> JsonText | None:
+        """This rank's own state in the last checkpoint of a job: all ranks are here, and may have drawn since they said
+        theirs."""
+        return JsonText(self._said) if is_last else None
+
+    @property
     def _is_within_step(self) -> bool:
         parts = self._parts
         if parts is None:
@@ -275,14 +326,13 @@ class HealedTraining:
         """CoveyError where what would be saved now belongs to no beginning of the script's loops."""
         if self._held is not None and (names := changed_in(self._held)):
             why = f"{names[0]} was changed after an epoch's steps, and a job that goes on from here does that again"
-            raise CoveyError(
-                NOT_SAVED, why, "save before the first collective that follows a step, or in the next step"
-            )
+            raise CoveyError(NOT_SAVED, why, SAVE_BEFORE)
+        self._check_draws()
+
+    def _check_draws(self) -> None:
         if self._held is None and self._drawn_before not in (None, generators(self._devices)):
             why = "random numbers were drawn after optimizer.step(), and those of other ranks are not known yet"
-            raise CoveyError(
-                NOT_SAVED, why, "save before the first collective that follows a step, or in the next step"
-            )
+            raise CoveyError(NOT_SAVED, why, SAVE_BEFORE)
 
     # ---- for the sampler ----
 
@@ -295,12 +345,14 @@ class HealedTraining:
         epoch, the kept generators include that draw."""
         if self._at is Phase.BETWEEN:
             self._next_begins()
+        self._turns()
         if begins_epoch:
             self._loop_begins()
 
     def takes_batch(self) -> None:
         if self._at is Phase.BETWEEN:
             self._next_begins()
+        self._turns()
         self._loop_begins()
 
     @property
@@ -341,7 +393,7 @@ class HealedTraining:
             types=lambda: self._contents.bfloats,
             draws_ahead=True,
             may_end=lambda: parts is None or parts.begins_step,
-            number=lambda _: int(self._contents.place["step"]) + 1,
+            own_to_save=self._own_to_save,
             number=lambda _: int(self._contents.place["step"]) + 1,
             ended=lambda _: int(self._contents.place["step"]) - 1 if self._counts else None,
             **{"made": "torch", **more},
@@ -388,6 +440,8 @@ class HealedTraining:
             own = self._own_at_beginning(own)
         if own is not None and self._contents.first is not None:
             self._own = own
+            if self._parts is None:
+                self._said = json.dumps(own)
             set_generators(own["generators"], self._devices)
             if own["data"] is not None:
                 self._data.load_state_dict(own["data"])
@@ -473,10 +527,10 @@ class HealedTraining:
         if module.training and torch.is_grad_enabled():
             if self._at is Phase.BETWEEN:
                 self._next_begins(self._between_own)
-            if self._parts is None:
-                self.ends_step()
-            else:
+            if self._parts is not None:
                 self._step_over()
+            elif self._at is Phase.STEPPED:
+                self._step_done()
             self._own, self._computes = None, True
             if self._parts is None or self._at is Phase.BEFORE:
                 self._be(Phase.IN_STEP)
@@ -559,7 +613,7 @@ class HealedTraining:
         if now != self._drawn or not self._drawn_json:
             self._drawn, self._drawn_json = now, now.as_json()
         data = json.dumps(self._data.state_dict()) if hasattr(self._data, "state_dict") else "null"
-        own = f'"data": {data}, "generators": {self._drawn_json}'
+        own, self._data_json = f'"data": {data}, "generators": {self._drawn_json}', data
         self._said = f"{{{own}}}"
         return JsonText(self._said if self._parts is None else f'{{"began": {self._began}, {own}}}')
 
@@ -632,74 +686,3 @@ class HealedTraining:
 def late_draws(after: str) -> CoveyError:
     why = f"random numbers were drawn after {after}, so they would be lost with this rank"
     return CoveyError(CANNOT_HEAL, why, "draw them in the forward pass, and call collectives after backward()")
-
-
-def healed(
-    ddps: Sequence[Any],
-    optimizers: Sequence[Any],
-    also: Sequence[Any],
-    data: Any,
-    job: "JobClient",
-    step: int,
-    ends: EndsRounds,
-    checkpoint: "Place | bool" = False,
-) -> HealedTraining:
-    """The training of `covey.torch.attach` with optimizers."""
-    if job.world_size < 2:
-        why = "this job has one rank, so no other rank has its state"
-        raise CoveyError(CANNOT_HEAL, why, "submit it with --workers 2 or more, or train without Covey")
-    group = ddps[0].process_group
-    for ddp in ddps:
-        if not isinstance(ddp.process_group, TensorsGroup):
-            why = f"its process group ({ddp.process_group.name()}) spans the processes that may be lost"
-            next_ = "call covey.torch.init_process_group() instead of torch.distributed.init_process_group()"
-            raise CoveyError(CANNOT_HEAL, why, next_)
-    check_alone(job)
-    state = TrainingState([ddp.module for ddp in ddps], optimizers, also, job.tensors.tell)
-    training = HealedTraining(job, ddps, optimizers, state, group, data, ends)
-    for at, ddp in enumerate(ddps):
-        ddp.broadcast_buffers = False
-        ddp.register_comm_hook(None, _hook(training, at))
-    training.begin(job, step, checkpoint)
-    for ddp in ddps:
-        ddp.register_forward_pre_hook(training.before_forward)
-        ddp.register_forward_hook(training.after_forward)
-    follows(training, job, optimizers, also, data, state)
-    if job.tensors.rank == 0:
-        job.tensors.tell(held_words(state, optimizers, also, len(optimizers) > 1 and len(ddps) > 1))
-    return training
-
-
-def check_alone(job: "JobClient") -> None:
-    """CoveyError where a training was attached before."""
-    if job.tensors in _attached:
-        why = "a training was attached before, and a rank that replaces a lost one gets one state"
-        raise CoveyError(CANNOT_HEAL, why, "give all of it at once: attach([ddp, ..], [optimizer, ..])")
-
-
-def follows(
-    training: HealedTraining,
-    job: "JobClient",
-    optimizers: Sequence[Any],
-    also: Sequence[Any],
-    data: Any,
-    state: TrainingState,
-) -> None:
-    """Have a training that has begun follow its optimizers, scalers and data."""
-    _attached.add(job.tensors)
-    if hasattr(data, "follow"):
-        data.follow(training)
-    for optimizer in optimizers:
-        optimizer.register_step_pre_hook(training.before_optimizer)
-        optimizer.register_step_post_hook(training.after_optimizer)
-    for each in also:
-        if isinstance(each, torch.amp.GradScaler):
-            training.scales(each)
-    state.groups.follow()
-
-
-def _hook(training: HealedTraining, model: int) -> Callable[[Any, Any], Any]:
-    def average(_: Any, bucket: torch.distributed.GradBucket) -> torch.futures.Future[torch.Tensor]:
-        return training.average(model, bucket)
-
-    return average

@@ -31,13 +31,15 @@ from covey.core.errors import CoveyError
 from covey.frameworks.torch.devices import DeviceReads
 from covey.frameworks.torch.gradients import CANNOT_HEAL
 from covey.frameworks.torch.group import TensorsGroup
-from covey.frameworks.torch.heal import HealedTraining, Phase, check_alone, follows, late_draws
+from covey.frameworks.torch.heal import HealedTraining, Phase, late_draws
+from covey.frameworks.torch.healed_ddp import check_alone, follows
 from covey.frameworks.torch.random_state import generators
 from covey.frameworks.torch.sharded.shard_set import MADE_SHARDS, opened_part, save_together, write_shard
 from covey.frameworks.torch.sharded.shard_state import PARTS, gathered_back
 from covey.frameworks.torch.state import TrainingState
 from covey.frameworks.torch.steps.held_words import held_words
 from covey.healing.checkpoint import Checkpoint
+from covey.healing.owns import JsonText
 from covey.tensors.numbers.arrays import Array
 
 if TYPE_CHECKING:
@@ -91,6 +93,14 @@ class HealedShards(HealedTraining):
         if self._at is Phase.STEPPED:
             self.enters("state.save")
         return super().save(self._to if path is None else path)
+
+    def _own_to_save(self, is_last: bool) -> JsonText | None:
+        """All ranks save together, so what each has drawn after its step is known."""
+        is_anew = self._at is Phase.BETWEEN and self._held is None
+        return super()._own_to_save(is_last) if is_last or not is_anew else self._own_now()
+
+    def _check_draws(self) -> None:
+        """They are saved."""
 
     # ---- how it begins ----
 
