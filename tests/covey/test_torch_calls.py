@@ -140,12 +140,17 @@ def test_what_is_saved_after_a_step_is_of_the_next_one_or_refused(gangs: Gangs, 
 
 
 @pytest.mark.parametrize(
-    "kind", ["looks", *(pytest.param(f"looks-{each}", marks=pytest.mark.long) for each in ("neighbours", "workers"))]
+    ("kind", "places"),
+    [
+        pytest.param("looks", "step-5,step-10,step-24", id="looks"),
+        pytest.param("looks-neighbours", "step-5,step-10,step-24", id="neighbours", marks=pytest.mark.long),
+        pytest.param("looks-workers", "step-24", id="workers", marks=pytest.mark.long),
+    ],
 )
-def test_numbers_drawn_after_a_step_are_not_drawn_again_by_who_takes_over(gangs: Gangs, kind: str) -> None:
+def test_numbers_drawn_after_a_step_are_not_drawn_again_by_who_takes_over(gangs: Gangs, kind: str, places: str) -> None:
     """A look at other data draws them, after a step and after an epoch; a rank is lost in the step that follows."""
-    gang, calm = gangs(2, f"{kind}@step-5,step-10,step-24", 48), gangs(2, kind, 48)
-    for _ in range(3):
+    gang, calm = gangs(2, f"{kind}@{places}", 48), gangs(2, kind, 48)
+    for _ in places.split(","):
         gang.replace(1)
     assert gang.learnt() == calm.learnt()
     assert told(gang, "looks") == told(calm, "looks")

@@ -100,6 +100,11 @@ def main(words: list[str]) -> None:
         if int(rank) < 2:
             dist.all_reduce(ones, group=some.get_group())
         told("added", *ones.tolist())
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+        mean, most = torch.tensor([float(rank)]), torch.tensor([int(rank)])
+        dist.all_reduce(mean, dist.ReduceOp.AVG, group=mesh["shard"].get_group())
+        dist.all_reduce(most, dist.ReduceOp.MAX, group=mesh["replicate"].get_group())
+        told("of mesh", mean.item(), most.item())
     model = by_epochs(of, job) if kind == "epochs" else by_steps(of, job)
     whole = hashlib.sha256()
     for name, each in sorted(model.state_dict().items()):
