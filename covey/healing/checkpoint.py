@@ -81,7 +81,7 @@ class SaysWhat(Protocol):
     def about(self) -> Checkpoint: ...
 
 
-class Saved(SaysWhat, Protocol):
+class OpenedCheckpoint(SaysWhat, Protocol):
     """A checkpoint that is to be read: a file (`SavedState`), or one rank's part of several."""
 
     @property

@@ -136,7 +136,7 @@ class StopsAndSaves(NamedTuple):
     """The number by which people know the step that just ended, from 0; None: it was a part of one."""
     alike: Collection[int] = ()
     """The ranks that hold the same state as this one; empty: all do."""
-    opened: Callable[[Path], "checkpoint.Saved | None"] = checkpoint.opened
+    opened: Callable[[Path], "checkpoint.OpenedCheckpoint | None"] = checkpoint.opened
     """Returns the checkpoint there, as of `covey.healing.checkpoint.opened`."""
     own_to_save: Callable[[bool], object] = lambda is_last: None
     """Returns what is to be saved as this rank's own, where it may not be what was gathered, and all ranks save;
@@ -425,7 +425,7 @@ def begun(
     return state
 
 
-def _check_saved(saved: checkpoint.Saved, ranks: int, made: str) -> None:
+def _check_saved(saved: checkpoint.OpenedCheckpoint, ranks: int, made: str) -> None:
     """CoveyError when a job of so many ranks, with this kind of script, cannot continue from this checkpoint."""
     if saved.about.made != made:
         why = f"{saved.about.made} made it, and this is a script of {made}"
