@@ -5,10 +5,11 @@
     for step in state.steps(1000):
         ...
 
-No rank has another one's shard, so a lost rank makes the job begin again, from its last checkpoint. All ranks save
-together, each its shard (`covey.frameworks.torch.sharded.shard_set`), and stop after the same step: at the end of each
-step they begin to tell one another whether one has heard that the job is to end, and at the end of the next one all
-know. They say that in a group of their own, over the CPU, so that no step waits for it, and no accelerator.
+No rank has another one's shard, so a lost rank makes the job begin again, from its last checkpoint; where the mesh has
+replicas, `covey.frameworks.torch.sharded.replicas` replaces it. All ranks save together, each its shard
+(`covey.frameworks.torch.sharded.shard_set`), and stop after the same step: at the end of each step they begin to tell
+one another whether one has heard that the job is to end, and at the end of the next one all know. They say that in a
+group of their own, over the CPU, so that no step waits for it, and no accelerator.
 
 A step ends as in `covey.frameworks.torch.heal`: with the next forward pass after the optimizer's step, or with `steps`
 or `done`; with several optimizers with these alone.

@@ -50,11 +50,6 @@ class ShardState:
     def devices(self) -> list[Any]:
         return list(dict.fromkeys(each for model in self._models for each in devices_of(model)))
 
-    @property
-    def mesh(self) -> Any:
-        """The mesh of ranks among which the first divided parameter is."""
-        return next(each.device_mesh for _, each in self._named("parameters") if isinstance(each, DTensor))
-
     def arrays(self, step: int) -> dict[str, Array]:
         """This rank's part of the state at the beginning of this step. CoveyError when a part cannot be saved."""
         gathered_back(self._models)
