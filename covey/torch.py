@@ -50,7 +50,8 @@ from covey.frameworks.torch.elastic import ElasticTraining, elastic_training
 from covey.frameworks.torch.elastic_models import check_elastic
 from covey.frameworks.torch.gpu_sums import HostSums, agreed
 from covey.frameworks.torch.group import init_process_group
-from covey.frameworks.torch.heal import HealedTraining, healed
+from covey.frameworks.torch.heal import HealedTraining
+from covey.frameworks.torch.healed_ddp import healed
 from covey.frameworks.torch.sampler import StepSampler
 from covey.frameworks.torch.state import several
 from covey.frameworks.torch.types import TYPES, bits, in_host_memory
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
 
     from covey.frameworks.torch.sharded.divided import ShardedTraining
+    from covey.frameworks.torch.sharded.replicas import HealedShards
     from covey.job.client import JobClient
     from covey.job.job_state import Place
 
@@ -102,7 +104,7 @@ def attach(
     data: Any = None,
     step: int = 0,
     checkpoint: "Place | bool" = False,
-) -> "ShardedTraining": ...
+) -> "ShardedTraining | HealedShards": ...
 
 
 @overload
@@ -156,8 +158,9 @@ def attach(
     state_dict; `step`: the first step. `checkpoint`: True, or a file: the training continues from there, and is saved
     there when the job is asked to end, as of `JobClient.state`.
 
-    A model that is divided among ranks (`torch.distributed.fsdp.fully_shard`) is given itself. Its ranks are not
-    replaced: a lost one makes the job begin again from the checkpoint, to which each rank writes its shard.
+    A model that is divided among ranks (`torch.distributed.fsdp.fully_shard`) is given itself. A lost rank gets its
+    shard from another one that holds the same, on a mesh that has replicas (HSDP). Without one, the job begins again
+    from the checkpoint, to which each rank writes its shard.
 
     `elastic`: this process computes for all ranks that it carries, and other processes come and go. `ddp` is the model
     itself then, not in a DistributedDataParallel; the loop is that of the result (`ElasticTraining`).
@@ -216,7 +219,7 @@ def _sharded(
     job: "JobClient",
     step: int,
     checkpoint: "Place | bool",
-) -> "ShardedTraining":
+) -> "ShardedTraining | HealedShards":
     from covey.frameworks.torch.sharded.divided import sharded
 
     return sharded(models, optimizers, also, data, job, step, checkpoint)

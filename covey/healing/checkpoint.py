@@ -81,6 +81,17 @@ class SaysWhat(Protocol):
     def about(self) -> Checkpoint: ...
 
 
+class OpenedCheckpoint(SaysWhat, Protocol):
+    """A checkpoint that is to be read: a file (`SavedState`), or one rank's part of several."""
+
+    @property
+    def path(self) -> Path: ...
+
+    def own_of(self, rank: int) -> Any: ...
+    def owns(self, ranks: int) -> tuple[bytes, ...]: ...
+    def arrays(self, known: Mapping[str, Array]) -> dict[str, Array]: ...
+
+
 def place_of(path: "str | os.PathLike[str] | bool", environ: Mapping[str, str]) -> Path:
     """Where the checkpoint is that a script names; True: in the job's own folder. CoveyError when it has none."""
     if not isinstance(path, bool):
@@ -195,7 +206,9 @@ class SavedState:
 
     def __init__(self, path: Path, about: Checkpoint, items: Mapping[str, tuple[Item, int, int]], data_at: int) -> None:
         """`items`: each array, with the first and the last byte of it, counted from byte `data_at` of the file."""
-        self.path, self.about, self._items, self._data_at = path, about, items, data_at
+        self.path: Path = path
+        self.about: Checkpoint = about
+        self._items, self._data_at = items, data_at
 
     def own_of(self, rank: int) -> Any:
         """What is this rank's own; None: it had nothing. CoveyError when it cannot be read."""

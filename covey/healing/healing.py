@@ -20,6 +20,10 @@ before both have it. So no rank gets a result of a step for which a lost rank's 
 When a job has few ranks, all of them gather every rank's own state, as one more sum that is pushed first and waited for
 first (`covey.healing.owns`). It is then a part of the state: no MIRROR is sent, and no push waits for an answer.
 
+What changes after that sum, before the next step (a validation draws random numbers), is told in any job: the rank
+sends MIRROR for the step that it has begun, and pushes nothing before both neighbours have it. It counts for a
+successor, whatever was gathered. A rank that is lost before that goes on with what it had said.
+
 All messages go through the job's aggregators (`covey.tensors.numbers.tensor_wire`, TELL), which may lose any of them,
 so a message is repeated until it is answered. A rank that is asked while it is a successor itself answers that it has
 nothing.
@@ -99,6 +103,12 @@ class Healing:
         """This rank's own state is as it will be at the step's end: neighbours get it while the script computes."""
         with self._pushing:
             self._run(self.machine.drawn(own), self._people)
+
+    def moved(self, own: Own) -> None:
+        """This rank's own state at the beginning of this step is another one than it said, as `HealingMachine.moved`.
+        Waits until neighbours have it."""
+        with self._pushing:
+            self._run(self.machine.moved(own), self._people)
 
     def before_push(self, own: Own, later: bool = False) -> None:
         """Called before a push, when this rank's own state is as it will be at the step's end, or with `later`, if

@@ -5,6 +5,7 @@ It neither waits nor sends: what takes a while is a generator (`covey.healing.st
 Threads run it in `covey.healing.healing`, the simulator's ranks in `covey.simulated.healing_streams`.
 """
 
+import contextlib
 import json
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -124,7 +125,7 @@ class HealingMachine:
         self._gives: HeldState | None = None
         """The state that this rank gives to successors."""
         self._is_saying = False
-        taking = me.incarnation, now_s, lambda: self._closed, self._keep_all, me.host.encode()
+        taking = me.incarnation, now_s, lambda: self._closed, self._keep_all, me.host.encode(), me.alike
         self._taking = TakingOver(me.rank, me.world_size, *taking)
 
     # ---- from the script ----
@@ -158,8 +159,17 @@ class HealingMachine:
         if own is None or self._gathers_owns or self.has_said_own:
             return
         data = yield Pause(work=partial(json_of, own))
-        self._own_is(data)
+        self._own_is(self.step + 1, data)
         yield Pause(self._mirrors(self._neighbours, self.step + 1, data))
+
+    def moved(self, own: Own) -> Stepwise[None]:
+        """This rank's own state at the beginning of this step is another one than it said in the step before: it
+        changed after that. Neighbours keep that, and it counts for a successor whoever gathers the others."""
+        if own is not None:
+            data = yield Pause(work=partial(json_of, own))
+            self._own_is(self.step, data)
+            with contextlib.suppress(RankLeft):  # once a rank is done, none that is lost goes on
+                yield from self._mirror_own()
 
     def before_push(self, own: Own, later: bool = False) -> Stepwise[None]:
         """Called before a push, as `Healing.before_push` is."""
@@ -169,7 +179,9 @@ class HealingMachine:
         data = b"" if own is None else (yield Pause(work=partial(json_of, own)))
         gathers = self._gathers_owns
         if own is not None and not gathers:
-            yield from self._mirror_own(data)
+            before = self._own[-1] if self._own else None
+            self._own_is(self.step + 1, data)
+            yield from self._mirror_own(before)
         if self.gather is not None:
             yield Pause(work=partial(self.gather.begin, self.step, data if gathers and own is not None else None))
         self.has_said_own = True
@@ -248,9 +260,14 @@ class HealingMachine:
             gather.go_on_with(owns_of_array(owns, gather.ranks))
         own = self._own_at(have) if has_own else None
         found = None if own is None else parsed(own)
-        if own is not None and not self._gathers_owns:
+        moved = self._kept_at(have.step)
+        if own is not None and (self._rank in moved or not self._gathers_owns):
             self._own.append((have.step, own))
             yield Pause(self._mirrors(self._neighbours, have.step, own))
+        if self._gathers_owns and moved and self._rank not in moved:
+            names = f"{'rank' if len(moved) == 1 else 'ranks'} {', '.join(map(str, moved))}"
+            why = f"{names} changed theirs (random generators) after the last push of the step before"
+            yield Pause(words=f"may have another own state than the lost rank had: {why}, and it may have, too")
         self._is_new, self.step, self._first = False, have.step, have.first
         yield Pause(tuple(Tell(rank, About.DONE, self._incarnation) for rank in self._taking.survivors))
         return Recovered(have.step, taken.arrays, found, taken.rounds)
@@ -332,14 +349,13 @@ class HealingMachine:
 
     # ---- what is this rank's own ----
 
-    def _mirror_own(self, data: bytes) -> Stepwise[None]:
-        """Send this rank's own state at the end of this step to the neighbours; the script waits meanwhile."""
-        before = self._own[-1] if self._own else None
-        self._own_is(data)
+    def _mirror_own(self, told: tuple[int, bytes] | None = None) -> Stepwise[None]:
+        """Send this rank's newest own state to the neighbours; the script waits meanwhile. `told`: what they were told
+        already."""
         yield Pause(self.waits())
         in_vain = True
         try:
-            yield from self._mirror(self.step + 1, data, (self.step + 1, data) == before)
+            yield from self._mirror(*self._own[-1], self._own[-1] == told)
             in_vain = False
         finally:
             if in_vain:
@@ -349,11 +365,11 @@ class HealingMachine:
     def _mirrors(self, to: Sequence[int], step: int, data: bytes) -> Says:
         return tuple(Tell(each, About.MIRROR, step, data) for each in to)
 
-    def _own_is(self, data: bytes) -> None:
-        """Remember this rank's own state at the end of this step."""
-        if self._own and self._own[-1][0] == self.step + 1:
+    def _own_is(self, step: int, data: bytes) -> None:
+        """Remember this rank's own state at the beginning of this step, the newest one."""
+        if self._own and self._own[-1][0] == step:
             self._own.pop()
-        self._own.append((self.step + 1, data))
+        self._own.append((step, data))
 
     def _mirror(self, step: int, data: bytes, is_told: bool) -> Stepwise[None]:
         """Repeat the own state until all neighbours have it. A lost neighbour has it as soon as it has a successor, for
@@ -541,7 +557,9 @@ class HealingMachine:
     def _own_at(self, have: Have) -> bytes | None:
         """The bytes of this rank's own state at the step of `have`; None when the job had just begun. StateLost."""
         if self.gather is not None and self.gather.has_owns:
-            owns = self.gather.owns
+            owns, moved = self.gather.owns, self._kept_at(have.step)
+            if self._rank in moved:
+                return moved[self._rank]
             if have.step not in (owns.step, have.first):
                 why = f"what is its own was gathered at step {owns.step}, and the others are at step {have.step}"
                 raise StateLost(CANNOT, why, FROM_CHECKPOINT)
@@ -555,6 +573,10 @@ class HealingMachine:
         else:
             why = f"what is its own at step {have.step} was with rank {names}, lost too before it was told anew"
         raise StateLost(CANNOT, why, FROM_CHECKPOINT)
+
+    def _kept_at(self, step: int) -> dict[int, bytes]:
+        """By rank: the own state that neighbours keep of it at the beginning of this step."""
+        return {rank: kept[step] for rank, kept in sorted(self._kept.items()) if step in kept}
 
 
 def json_of(own: Callable[[], Any]) -> bytes:

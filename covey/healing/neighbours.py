@@ -24,6 +24,8 @@ class HealedRank(NamedTuple):
     """The name of that host; empty: it is not known, and the ranks here never change."""
     step: int = 0
     """The first step of the script, unless this is a successor."""
+    alike: Collection[int] = ()
+    """The ranks that hold the same state, with or without this one; empty: all do."""
 
 
 def neighbours_of(rank: int, here: Collection[int], world_size: int) -> list[int]:

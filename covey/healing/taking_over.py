@@ -12,7 +12,7 @@ that it gives nothing: a successor that carries several ranks asks as one of the
 It is a machine: it neither waits nor sends (`covey.healing.stepwise`), and time is given to it.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 from covey.core.errors import OthersDone, StateLost
@@ -86,13 +86,17 @@ class TakingOver:
         is_closed: Callable[[], bool],
         keep: Callable[[Kept], None],
         host: bytes = b"",
+        alike: Collection[int] = (),
     ) -> None:
         """`host`: this rank's host, which the others are told. `keep` is called with the own states that others kept;
-        `is_closed` returns whether there is nothing to wait for any more; `now_s` is a clock that only goes forward."""
+        `is_closed` returns whether there is nothing to wait for any more; `now_s` is a clock that only goes forward.
+        `alike`: the ranks that hold what this one needs; empty: all."""
         self._rank, self._incarnation, self._now_s = rank, incarnation, now_s
         self._is_closed, self._keep, self._host = is_closed, keep, host
         self._others = [*range(rank + 1, world_size), *range(rank)]
         """The other ranks, in the order in which they are asked: each successor begins with those after its own."""
+        self._alike = [each for each in self._others if not alike or each in alike]
+        """Those of them that can give the state."""
         self.gone: dict[int, str] = {}
         """Ranks that have left and answer nothing, with a sentence for people on each."""
         self._haves: dict[int, Have] = {}
@@ -164,7 +168,10 @@ class TakingOver:
             yield from self._ask_all(began_s, timeout_s)
             sources = self._furthest()
             if not sources and alone:
-                why = "all ranks of this job were lost, and with them what it had learnt"
+                who = "all ranks of this job"
+                if len(self._alike) < len(self._others):
+                    who = f"all ranks that hold the same part of the state ({_names([self._rank, *self._alike])})"
+                why = f"{who} were lost, and with them what it had learnt"
                 raise StateLost(CANNOT, why, FROM_CHECKPOINT)
             if not sources:  # another one may have what it needs by now
                 alone, self._haves, self._parts, self._sources = True, {}, {}, []
@@ -234,8 +241,9 @@ class TakingOver:
         return self._is_closed() or not silent or any(rank not in self._haves for rank in self.gone)
 
     def _furthest(self) -> list[int]:
-        """The ranks that give. StateLost when they do not hold the same arrays."""
-        survivors = {rank: self._haves[rank] for rank in self._others if not self._haves[rank].is_new}
+        """The ranks that give: of those that hold what this one needs, the ones that are furthest. StateLost when they
+        do not hold the same arrays."""
+        survivors = {rank: self._haves[rank] for rank in self._alike if not self._haves[rank].is_new}
         step = max((have.step for have in survivors.values()), default=0)
         sources = [rank for rank, have in survivors.items() if have.step == step]
         unlike = [rank for rank in sources if survivors[rank].contents_sum != survivors[sources[0]].contents_sum]

@@ -33,7 +33,7 @@ import json
 import math
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -64,6 +64,20 @@ OWN_CHECKED = 5
 
 SAVE_LEAST_S, SAVE_BYTES_S = 5.0, 100e6
 """Seconds that the last checkpoint may take, and bytes in each second more, on a slow disk or over a network."""
+
+
+class WritesParts(Protocol):
+    """What writes one rank's part of a checkpoint."""
+
+    def __call__(
+        self,
+        place: Path,
+        about: checkpoint.Checkpoint,
+        arrays: Mapping[str, Array],
+        gathered: Callable[[bytes], Sequence[bytes]],
+    ) -> object:
+        """Write this rank's part, and return once the whole checkpoint is there. `gathered` returns, by rank, what each
+        gave it. CoveyError on all ranks when one cannot write."""
 
 
 class ScriptState(NamedTuple):
@@ -120,6 +134,15 @@ class StopsAndSaves(NamedTuple):
     """The number by which people know the step that is next, also in another start of the job."""
     ended: Callable[[int], int | None] = lambda step: step - 1
     """The number by which people know the step that just ended, from 0; None: it was a part of one."""
+    alike: Collection[int] = ()
+    """The ranks that hold the same state as this one; empty: all do."""
+    opened: Callable[[Path], "checkpoint.OpenedCheckpoint | None"] = checkpoint.opened
+    """Returns the checkpoint there, as of `covey.healing.checkpoint.opened`."""
+    own_to_save: Callable[[bool], object] = lambda is_last: None
+    """Returns what is to be saved as this rank's own, where it may not be what was gathered, and all ranks save;
+    `is_last`: the job ends. None: what was gathered."""
+    write: "WritesParts | None" = None
+    """Writes the checkpoint, with all ranks, of which each has a part; None: one process writes all of it."""
 
 
 class AskedToEnd(Protocol):
@@ -154,6 +177,7 @@ class StepsHeal(Protocol):
     def begin(self, state: Mapping[str, Array]) -> None: ...
     def end(self, state: Mapping[str, Array]) -> None: ...
     def drawn(self, own: Callable[[], object] | None) -> None: ...
+    def moved(self, own: Callable[[], object] | None) -> None: ...
 
 
 class RanksGoOn(Protocol):
@@ -220,7 +244,10 @@ class JobState(OfOneProcess):
 
     def _save(self, place: Path, types: Mapping[str, str] | None, is_last: bool) -> Path:
         boundary, own = self._stop.boundary(), self._script.own
-        if (each := boundary.owns) is None:
+        each = boundary.owns
+        if (to_save := self._stop.own_to_save(is_last)) is not None:
+            each = self._stop.gathered(json_of(lambda: to_save))
+        elif each is None:
             if boundary.step == self.step and not is_last:
                 why = "what is each rank's own is gathered for that, and may change before this step's first push"
                 raise CoveyError(NOT_SAVED, why, "save at the end of a step in which something is pushed")
@@ -228,14 +255,18 @@ class JobState(OfOneProcess):
             if mine is None:
                 mine = b"" if own is None else json_of(self._stop.own or own)
             each = self._stop.gathered(mine)
-        if self._stop.writes():
+        writes, write = self._stop.writes(), self._stop.write
+        if writes or write is not None:
             owns = tuple(one.decode() or None for one in each)
             about = checkpoint.Checkpoint(self._stop.number(boundary.step), owns, self._stop.made)
             arrays = dict(self._script.get())
             if is_last:
                 self._ask_for_time(sum(array.nbytes for array in arrays.values()))
-            checkpoint.save(place, about, arrays, types or self._stop.types())
-            if place == self._stop.place:
+            if write is not None:
+                write(place, about, arrays, self._stop.gathered)
+            else:
+                checkpoint.save(place, about, arrays, types or self._stop.types())
+            if writes and place == self._stop.place:
                 self._stop.saved(about.step, place)
         return place
 
@@ -276,6 +307,12 @@ class JobState(OfOneProcess):
         does nothing where all ranks gather it."""
         self._check_process("nothing was handed over")
         self._healing.drawn(self._script.own)
+
+    def moved(self, own: Callable[[], object]) -> None:
+        """Tell that what is this rank's own at the beginning of this step is what `own` returns, since it changed after
+        the last push of the step before. Called before anything is pushed; waits until two other ranks keep it."""
+        self._check_process("nothing was handed over")
+        self._healing.moved(own)
 
     def done(self, *, may_end: bool = True) -> None:
         """End the step, where `steps` is not used: all its results are here, and the state is that of the next step.
@@ -318,7 +355,8 @@ def begun(
     """The state of `JobClient.state`; ends the process where that says so. With more ranks than `gathers_max`,
     neighbours keep each rank's own values. `carry` makes the ranks that a process of an elastic job carries. `extra`:
     nothing is left to do for this process once others have ended: they had every part of every step."""
-    saved = None if stop.place is None else checkpoint.opened(stop.place)
+    me = me._replace(alike=stop.alike)
+    saved = None if stop.place is None else stop.opened(stop.place)
     if stop.place is not None and not me.incarnation:
         checkpoint.check(stop.place, saved, script.get(), os.environ)
     if saved is not None and not me.incarnation:
@@ -387,7 +425,7 @@ def begun(
     return state
 
 
-def _check_saved(saved: checkpoint.SavedState, ranks: int, made: str) -> None:
+def _check_saved(saved: checkpoint.OpenedCheckpoint, ranks: int, made: str) -> None:
     """CoveyError when a job of so many ranks, with this kind of script, cannot continue from this checkpoint."""
     if saved.about.made != made:
         why = f"{saved.about.made} made it, and this is a script of {made}"

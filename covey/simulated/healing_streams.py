@@ -61,6 +61,9 @@ class HealingStreams:
     def drawn(self, own: Own) -> None:
         self._spawn("own drawn", self._run(self.machine.drawn(own)))
 
+    def moved(self, own: Own) -> None:
+        self._spawn("own moved", self._run(self.machine.moved(own)))
+
     async def recover(self, has_own: bool, known: Mapping[str, Array], within_s: float = WITHIN_S) -> Recovered:
         return await self._run(self.machine.recover(has_own, known, within_s=within_s))
 

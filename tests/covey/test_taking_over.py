@@ -50,14 +50,19 @@ def state(size: int = 300_000) -> State:
 class Given:
     """A successor, and ranks that answer it, each in its own thread, as they are told to."""
 
-    def __init__(self, holds: Mapping[int, State], answers: Callable[[int, int], bool] = lambda rank, at: True) -> None:
-        """`answers`: whether a rank answers its question number `at` for a piece."""
+    def __init__(
+        self,
+        holds: Mapping[int, State],
+        answers: Callable[[int, int], bool] = lambda rank, at: True,
+        alike: tuple[int, ...] = (),
+    ) -> None:
+        """`answers`: whether a rank answers its question number `at` for a piece. `alike`: as in HealedRank."""
         self.held = {rank: HeldState(each, b"rounds") for rank, each in holds.items()}
         self.sums, self.moved = True, False
         self.answers, self.asked = answers, dict.fromkeys(holds, 0)
         self.own: dict[int, bytes] = {}
         self.others: dict[int, dict[int, bytes]] = {}
-        self.healing = Healing(HealedRank(9, 10, 1), self, lambda: b"")
+        self.healing = Healing(HealedRank(9, 10, 1, alike=alike), self, lambda: b"")
         self.found: Recovered | CoveyError | None = None
         self.told: list[Tell] = []
 
@@ -224,6 +229,16 @@ def test_survivors_that_hold_other_bits_are_named() -> None:
     given = Given({0: state(), 1: state(), 2: other})
     why = given.failed(given.recover())
     assert "what came is not what rank" in why and "the same on every rank differs" in why
+
+
+def test_only_ranks_that_hold_the_same_part_of_the_state_give_it() -> None:
+    """Rank 9 has the part of ranks 1 and 4; when these are lost too, nobody has it."""
+    given = Given({rank: state(5 if rank in (1, 4) else 6) for rank in range(9)}, alike=(1, 4, 9))
+    assert (given.recovered(given.recover()).arrays["w"] == state(5)["w"]).all()
+    assert {rank for rank, asked in given.asked.items() if asked} <= {1, 4}
+    lost = Given({rank: state() for rank in range(9) if rank not in (1, 4)}, alike=(1, 4, 9))
+    why = "all ranks that hold the same part of the state (1, 4, 9) were lost, and with them what it had learnt"
+    assert lost.failed(lost.recover()) == why
 
 
 def test_a_successor_waits_for_the_checksum_of_whoever_gave() -> None:

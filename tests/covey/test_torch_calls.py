@@ -139,6 +139,44 @@ def test_what_is_saved_after_a_step_is_of_the_next_one_or_refused(gangs: Gangs, 
     assert again.lines(0, "goes on") == ["5"] and "goes on with step 6" in again.text(1)
 
 
+@pytest.mark.parametrize(
+    ("kind", "places"),
+    [
+        pytest.param("looks", "step-5,step-10,step-24", id="looks"),
+        pytest.param("looks-neighbours", "step-5,step-10,step-24", id="neighbours", marks=pytest.mark.long),
+        pytest.param("looks-workers", "step-24", id="workers", marks=pytest.mark.long),
+    ],
+)
+def test_numbers_drawn_after_a_step_are_not_drawn_again_by_who_takes_over(gangs: Gangs, kind: str, places: str) -> None:
+    """A look at other data draws them, after a step and after an epoch; a rank is lost in the step that follows."""
+    gang, calm = gangs(2, f"{kind}@{places}", 48), gangs(2, kind, 48)
+    for _ in places.split(","):
+        gang.replace(1)
+    assert gang.learnt() == calm.learnt()
+    assert told(gang, "looks") == told(calm, "looks")
+    assert gang.text(0).count("draws random numbers after optimizer.step(), for an evaluation, say") == 1
+
+
+def test_it_is_said_that_a_rank_was_lost_among_numbers_that_nobody_draws_again(gangs: Gangs) -> None:
+    gang = gangs(2, "looks@looks-4", 24)
+    gang.replace(1)
+    gang.learnt()
+    why = "may have another own state than the lost rank had: rank 0 changed theirs (random generators) after the last"
+    assert gang.text(1).count(why) == 1
+
+
+def test_a_job_that_is_asked_to_end_saves_what_was_drawn_after_its_last_step(gangs: Gangs, tmp_path: Path) -> None:
+    (saved := tmp_path / "saved").mkdir()
+    said = "saved random generators as they were at the step's last push: numbers were drawn since"
+    for here in (4, 24):
+        gang = gangs(2, "looks-saves", 48, saved)
+        gang.until(0, here)
+        gang.stopped()
+        assert gang.text(0).count(said) == len(gang.lines(0, "saves"))
+    last = gangs(2, "looks-saves", 48, saved)
+    assert last.learnt() == gangs(2, "looks", 48).learnt()
+
+
 @given(st.binary(max_size=300))
 @example(b"gpu1:0")
 @example(b":80")

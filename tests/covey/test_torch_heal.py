@@ -209,6 +209,7 @@ def test_a_training_whose_ranks_are_killed_ends_with_the_same_bits(
     disturbed(gang, random.Random(seed), ranks, list(range(1, 60, 5)), at_once)
     assert sum(gang.incarnations.values()) >= 10
     assert gang.learnt() == calm(gangs, ranks, kind, steps)
+    assert "draws random numbers after" not in gang.text(0), "those for a batch belong to its step"
     gang.check_samples()
 
 

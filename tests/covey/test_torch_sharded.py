@@ -121,6 +121,8 @@ def test_a_rank_that_cannot_write_ends_the_save_of_all_and_the_older_set_counts(
     gang = gangs("saved", "unwritten", 10).ended(1)
     assert "/proc/nowhere" in gang.ranks[1].text() and "rank 1: " in gang.ranks[0].text()
     assert gang.lines(0, "stopping") == ["False"]
+    why = "ranks are not replaced from their replicas: the process group (gloo) spans the processes that may be lost"
+    assert why in gang.lines(0, "tells")[-1]
     assert not list(gang.folder.glob("state.json*")), "no part of a set that is not complete stays"
 
 

@@ -5,6 +5,7 @@ Arguments as of `torch_heal_script`. KIND is what it does, then @ and, separated
 """
 
 import os
+import re
 import secrets
 import signal
 import sys
@@ -149,6 +150,41 @@ def by_tails(of: RankOfTest, job: Any, at: Places) -> Any:
             except CoveyError as error:
                 told("refused", error.why)
         told("mean", step, mean.item())
+    return ddp.module
+
+
+def by_looks(of: RankOfTest, job: Any, at: Places) -> Any:
+    """A look at other data, in another order each time, after some steps and after each epoch: without collectives."""
+    samples = Samples()
+    ddp = DistributedDataParallel(model_of(of), bucket_cap_mb=0.002)
+    optimizer: Any = torch.optim.Adam(ddp.parameters(), 0.01)
+    seeded(of)
+    sampler = sampler_of(of, samples)
+    loader = DataLoader(samples, batch_sampler=sampler, num_workers="workers" in of.kind)
+    others = DataLoader(TensorDataset(torch.arange(24)), 8, shuffle=True)
+    state = covey.torch.attach(ddp, optimizer, job, data=sampler, checkpoint=of.checkpoint)
+    told("goes on", state.step)
+
+    def looks(step: int) -> None:
+        seen = torch.cat([each for (each,) in others])
+        told("looks", step, *seen.tolist()[:5])
+        at.passes("looks", step)
+
+    for epoch in sampler.epochs(of.steps // sampler.steps_per_epoch):
+        for inputs, numbers in loader:
+            step = state.next_step
+            told("takes", step, *numbers.tolist())
+            optimizer.zero_grad()
+            loss = ddp(inputs).square().mean() * (1 + torch.rand(()))
+            at.passes("step", step)
+            loss.backward()
+            optimizer.step()
+            if step % 5 == 4:
+                looks(step)
+                if "saves" in of.kind and step == 9 and of.folder:
+                    state.save(of.folder / "early.safetensors")
+                    told("saves", step)
+        looks(1000 + epoch)
     return ddp.module
 
 
@@ -303,7 +339,8 @@ def train(of: RankOfTest, at: AggregatorAt) -> None:
     if of.kind == "kinds":
         by_kinds(of, job, Places(of))
         return
-    model = (by_tails if of.kind.startswith(("tails", "restarts")) else by_windows)(of, job, Places(of))
+    loops = {"tails": by_tails, "restarts": by_tails, "looks": by_looks}
+    model = loops.get(re.split("[-@]", of.kind)[0], by_windows)(of, job, Places(of))
     dist.barrier()
     told("sum", sum(range(of.ranks)) + of.ranks * (5 << 40))
     told("sha256", checksum(model))

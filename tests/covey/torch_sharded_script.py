@@ -3,7 +3,8 @@
     RANK RANKS STEPS STORE FOLDER KIND      STORE: a file by which ranks meet; FOLDER: the checkpoint is there
 
 The file stop-RANK in FOLDER asks a rank to end. KIND: `model` with loops over epochs; `models`, two with an optimizer
-each, in a loop over steps; `wide`: as `model`, and another model; `unwritten`: as `models`, and rank 1 cannot write.
+each, in a loop over steps; `wide`: as `model`, and another model; `unwritten`: as `models`, with replicas,
+and rank 1 cannot write.
 """
 
 import hashlib
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader
 
@@ -45,14 +47,16 @@ class PlayedAgent:
         told("saved", step, path)
 
 
-def model_of(width: int) -> Any:
-    """A model, of which parts of another size go to each rank."""
+def model_of(width: int, replicas: int = 1) -> Any:
+    """A model, of which parts of another size go to each rank of a replica."""
     torch.manual_seed(3)
     layers = [torch.nn.Linear(8, width), torch.nn.BatchNorm1d(width), torch.nn.Dropout(0.3), torch.nn.Linear(width, 1)]
     model = torch.nn.Sequential(*layers)
+    names, ranks = ("replicate", "shard"), dist.get_world_size()
+    mesh = init_device_mesh("cpu", (replicas, ranks // replicas), mesh_dim_names=names) if replicas > 1 else None
     for each in layers[0], layers[3]:
-        fully_shard(each)
-    return fully_shard(model)
+        fully_shard(each, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
 
 
 def by_epochs(width: int, steps: int, job: Any, at: Path) -> list[Any]:
@@ -77,7 +81,7 @@ def by_epochs(width: int, steps: int, job: Any, at: Path) -> list[Any]:
 
 
 def by_steps(steps: int, job: Any, at: Path, kind: str) -> list[Any]:
-    models = [model_of(5), model_of(6)]
+    models = [model_of(width, 2 if kind == "unwritten" else 1) for width in (5, 6)]
     optimizers = [torch.optim.SGD(each.parameters(), 0.01, momentum=0.9) for each in models]
     torch.manual_seed(100 + job.rank)
     state = covey.torch.attach(models, optimizers, job, checkpoint=at)

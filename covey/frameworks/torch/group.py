@@ -9,7 +9,8 @@ A collective that the script calls is a tensor whose name has its kind, type and
 process that takes over repeats (`covey.frameworks.torch.calls.script_calls`). Whatever the kind, all ranks push the
 same number of elements: their own row, and zeros in those of others, or what is to be added.
 
-What rounds of all ranks cannot do (a group of some ranks, messages between two) gloo does; the job does not heal then
+Groups of a device mesh have rounds of all ranks, too (`covey.frameworks.torch.calls.mesh_groups`). What rounds of all
+ranks cannot do (another group of some ranks, messages between two) gloo does; the job does not heal then
 (`covey.frameworks.torch.calls.connections`).
 
 DistributedDataParallel has collectives of its own: its constructor compares and copies parameters, and after the first
@@ -29,7 +30,8 @@ import torch.distributed as dist
 from torch.nn.parallel import distributed as of_ddp
 
 from covey.core.errors import CoveyError
-from covey.frameworks.torch.calls.script_calls import CallsOfTraining, ScriptCalls
+from covey.frameworks.torch.calls.mesh_groups import OF_MESH, MeshGroup
+from covey.frameworks.torch.calls.script_calls import CallsOfTraining, MadeGroup, ScriptCalls
 from covey.frameworks.torch.devices import accelerator_type
 from covey.frameworks.torch.gradients import PushesTensors
 from covey.frameworks.torch.types import (
@@ -95,12 +97,20 @@ class TensorsWork(dist._Work):  # type: ignore[misc]
 
 
 class TensorsGroup(dist.ProcessGroup):  # type: ignore[misc]
-    """A process group of all ranks of the job."""
+    """A process group of all ranks of the job, or of a device mesh."""
 
-    def __init__(self, rank: int, size: int, calls: ScriptCalls | None = None, ranks: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        calls: ScriptCalls | None = None,
+        ranks: Sequence[int] = (),
+        mesh: MeshGroup | None = None,
+    ) -> None:
         """`calls`, `ranks`: of a group beside the first one: the collectives of this process, and the job's ranks in
-        the order of this group."""
+        the order of this group. `mesh`: its rounds, where it is one of a mesh's groups."""
         super().__init__(rank, size)
+        self._mesh, self._name = mesh, ""
         self._own_rank, self._ranks = rank, size
         self.calls = ScriptCalls(rank, size) if calls is None else calls
         self._of_job = list(ranks or range(size))
@@ -117,6 +127,12 @@ class TensorsGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     def getBackendName(self) -> str:
         return BACKEND
+
+    def getGroupName(self) -> str:
+        return self._name
+
+    def setGroupName(self, name: str) -> None:
+        self._name = name
 
     def allreduce(self, tensors: list[Any], opts: Any = None) -> TensorsWork:
         if _is_of_ddp():
@@ -203,18 +219,25 @@ class TensorsGroup(dist.ProcessGroup):  # type: ignore[misc]
         calls, of_job = self.calls, [self._of_job[each] for each in ranks]
         calls.groups += 1
         name = str(more.get("group_name") or calls.groups)
+        made = MadeGroup(calls.groups, str(more.get("group_desc") or ""), tuple(of_job))
+        calls.made.append(made)
         if len(ranks) == self._ranks:
             return TensorsGroup(of_job.index(calls.rank), len(ranks), calls, of_job)
+        if made.about.startswith(OF_MESH):
+            if calls.rank not in of_job:
+                return None
+            return _named(
+                TensorsGroup(of_job.index(calls.rank), len(ranks), calls, of_job, MeshGroup(calls, made)), name
+            )
         calls.check_heals()
-        made = calls.connections.of(of_job, f"{calls.groups} {name}", f"new_group over ranks {of_job}"[:100])
-        if made is None:
+        gloo = calls.connections.of(of_job, f"{calls.groups} {name}", f"new_group over ranks {of_job}"[:100])
+        if gloo is None:
             return None
         group = dist.ProcessGroup(dist.HashStore(), of_job.index(calls.rank), len(of_job))
         group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
         for device in _devices():
-            group._register_backend(torch.device(device), dist.ProcessGroup.BackendType.GLOO, made)
-        group._set_group_name(name)
-        return group
+            group._register_backend(torch.device(device), dist.ProcessGroup.BackendType.GLOO, gloo)
+        return _named(group, name)
 
     def send(self, tensors: list[Any], to: int, tag: int) -> Any:
         given = [on_host(each).contiguous() for each in tensors]
@@ -287,8 +310,11 @@ class TensorsGroup(dist.ProcessGroup):  # type: ignore[misc]
     def _begun(self, kind: str, like: Any, mine: Array, mean: bool = False) -> Callable[[], Array]:
         """Push `mine`. Returns a function that waits for the sum."""
         shape, way = "x".join(map(str, mine.shape)), f"{mine.dtype}{' mean' if mean else ''}"
-        of = f"{self._prefix}{kind} {str(like.dtype).removeprefix('torch.')} {shape} {way}"
+        of = f"{kind} {str(like.dtype).removeprefix('torch.')} {shape} {way}"
         bits: Type | None = "bfloat16" if like.dtype == torch.bfloat16 and mine.dtype == np.int16 else None
+        if self._mesh is not None:
+            return self._mesh.begun(kind, of, mine, bits)
+        of = f"{self._prefix}{of}"
         return self.calls.begun(kind, of, mine, mean, bits)
 
     def _reduced(self, kind: str, tensor: Any, operation: str) -> Callable[[], Any]:
@@ -309,8 +335,14 @@ class TensorsGroup(dist.ProcessGroup):  # type: ignore[misc]
     def _added(self, kind: str, tensor: Any, mean: bool) -> Callable[[], Any]:
         """Sum floats, in the order of `covey.tensors.numbers.sum_order`."""
         mine = array_of_tensor(tensor.detach().clone(memory_format=torch.contiguous_format).reshape(-1))
-        pulled = self._begun(kind, tensor, mine, mean)
-        return lambda: torch.from_numpy(pulled()).view(tensor.dtype)
+        divides = mean and self._mesh is not None  # by the ranks of the group, not by those of the round
+        pulled = self._begun(kind, tensor, mine, mean and not divides)
+
+        def found() -> Any:
+            whole = torch.from_numpy(pulled()).view(tensor.dtype)
+            return whole / self._ranks if divides else whole
+
+        return found
 
     def _counted(self, kind: str, tensor: Any) -> Callable[[], Any]:
         """Sum integers exactly, in two halves."""
@@ -365,6 +397,11 @@ def _made(store: Any, rank: int, size: int, timeout: Any) -> TensorsGroup:
         why = f"it would have {size} of {dist.get_world_size()} ranks, and this PyTorch does not ask Covey for it"
         raise CoveyError("this group cannot be created", why, "use the group of all ranks, or PyTorch 2.13")
     return TensorsGroup(rank, size)
+
+
+def _named(group: Any, name: str) -> Any:
+    group._set_group_name(name)
+    return group
 
 
 def _devices() -> list[str]:

@@ -34,7 +34,6 @@ must follow from a seed.
 import atexit
 import enum
 import json
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -48,14 +47,12 @@ from covey.frameworks.torch.gradients import CANNOT_HEAL, HEAD, UNFREEZE, Awaits
 from covey.frameworks.torch.group import TensorsGroup
 from covey.frameworks.torch.random_state import Generators, generators, set_generators
 from covey.frameworks.torch.state import TrainingState, changed_in
-from covey.frameworks.torch.steps.held_words import held_words
 from covey.frameworks.torch.steps.step_parts import END_STEPS, StepParts
 from covey.frameworks.torch.types import fill, halves_count, halves_of, in_host_memory
 from covey.healing.likeness import Kernels, drawn, libraries
 from covey.healing.machine import NOT_SAVED
 from covey.healing.owns import JsonText
 from covey.job.job_state import StopsAndSaves
-from covey.job.tensors import TensorClient
 from covey.tensors.numbers.arrays import Array
 
 if TYPE_CHECKING:
@@ -82,8 +79,6 @@ def _computed() -> list[Array]:
 
 libraries["PyTorch"] = Kernels(str(torch.__version__), _computed)
 DIGEST_HALVES = 8
-_attached: weakref.WeakSet[TensorClient] = weakref.WeakSet()
-"""Clients whose ranks have the state of a training."""
 
 
 class EndsRounds(Protocol):
@@ -100,6 +95,15 @@ class Phase(enum.Enum):
     BETWEEN = "between"
 
 
+OWN_GENERATOR = "draw them from a generator of their own, as DataLoader(generator=..) does (docs/guides/healing.md)"
+DRAWS_BETWEEN = (
+    "draws random numbers after optimizer.step(), for an evaluation, say: a rank that is lost before its next step "
+    "begins is replaced by one that does not draw them, and the result may have other bits then; next: " + OWN_GENERATOR
+)
+SAVED_EARLIER = (
+    "saved random generators as they were at the step's last push: numbers were drawn since, and those of other ranks "
+    "are not known here, so a job that goes on from there draws others; next: save before that, or " + OWN_GENERATOR
+)
 SAVE_BEFORE = "save before the first collective that follows a step, or in the next step"
 UNKNOWN = -1
 """In place of an epoch: between two steps, where a successor does not pass."""
@@ -116,8 +120,9 @@ class HealedTraining:
         state: TrainingState,
         group: TensorsGroup,
         data: Any,
-        ends: EndsRounds,
+        ends: EndsRounds | None = None,
     ) -> None:
+        """`ends`: the thread that waits for sums of gradients; None: there are no `ddps`."""
         self._tensors, self._contents, self._group, self._data = job.tensors, state, group, data
         self._optimizers = optimizers
         self._parts = StepParts(job.tensors, state, len(ddps) > 1) if len(optimizers) > 1 else None
@@ -142,18 +147,27 @@ class HealedTraining:
         self._drawn: Generators | None = None
         """The generators at the first push of this step, or just before it."""
         self._drawn_json = JsonText()
+        self._data_json = "null"
+        """This rank's place in the data, as it was said with these generators."""
+        self._turned: Generators | None = None
+        """The generators when the script turned to the next step; None: it has not, or nothing told."""
+        self._has_moved = False
+        """Whether this rank drew random numbers between the last push of the step before and this step."""
+        self._says_draws = self._says_saved = True
+        """Whether people are still to be told that such numbers are drawn, and that they are not in what is saved."""
         self._said = self._began = "null"
         """This rank's own state at the end of the newest part that pushed something, and at the beginning of this step,
         as JSON."""
         self._buffers: AwaitsResult | None = None
-        self._is_over = self._computes = False
-        """Whether no step follows; whether there was a forward pass since an optimizer stepped."""
+        self._is_over = self._computes = self._is_stepping = False
+        """Whether no step follows; whether there was a forward pass since an optimizer stepped; whether one does."""
         heads = [HEAD] if len(ddps) == 1 else [f"{HEAD}{at}" for at in range(len(ddps))]
         self._gradients = [
             Gradients(
                 self._sums, [(name, p) for name, p in ddp.module.named_parameters() if p.requires_grad], ends.end, h
             )
             for ddp, h in zip(ddps, heads, strict=True)
+            if ends is not None
         ]
         """By model."""
         self._devices = state.devices
@@ -191,28 +205,52 @@ class HealedTraining:
     def done(self) -> None:
         """End the step, where no loop or forward pass does. With several optimizers, the end of each step; a scheduler
         may step after it. Errors as of `steps`."""
+        self._turns()
         if self._at is Phase.BETWEEN:
             self._next_begins()
         elif self._parts is None:
-            self._ends(self._place(self._step + 1))
-            self._be(Phase.IN_STEP)
+            self._step_done()
         else:
             self._step_over()
             if self._drawn is not None and generators(self._devices) != self._drawn:
-                raise _late_draws(f"the last push of step {self.step}")
+                raise late_draws(f"the last push of step {self.step}")
             self._parts.by_script = self._parts.is_over = True
+
+    def _step_done(self) -> None:
+        self._ends(self._place(self._step + 1))
+        self._be(Phase.IN_STEP)
+
+    def _turns(self) -> None:
+        """The script turns to the next step: what it draws from here on a successor draws, too."""
+        if self._parts is None and self._at is Phase.STEPPED and self._turned is None:
+            self._turned = generators(self._devices)
+
+    def _own_left(self) -> JsonText | None:
+        """This rank's own state at the end of this step, if it changed after the script's last push; None: it is what
+        was said."""
+        if self._turned is None or self._drawn is None or self._turned == self._drawn:
+            return None
+        if self._says_draws:
+            self._say(DRAWS_BETWEEN)
+        self._says_draws = False
+        self._said = f'{{"data": {self._data_json}, "generators": {self._turned.as_json()}}}'
+        return JsonText(self._said)
 
     def _ends(self, place: dict[str, Any], counts: bool = True, may_end: bool = True) -> None:
         """End a step of `job.state`; `place`: where in the script the next one begins; `counts`: whether it was one of
         the training."""
         self._finish_buffers()
         self._step, self._counts, self._contents.place = place["step"], counts, place
+        left = self._own_left()
         self._state.done(may_end=may_end)
+        self._has_moved = left is not None
+        if left is not None:
+            self._state.moved(lambda: left)
         self._begins()
 
     def _begins(self) -> None:
         """Nothing was pushed since here."""
-        self._drawn, self._own_of_step, self._left, self._follows_step = None, None, None, False
+        self._drawn, self._own_of_step, self._left, self._turned, self._follows_step = None, None, None, None, False
         for each in self._gradients:
             each.step_begins()
         self._group.step_begins()
@@ -242,6 +280,9 @@ class HealedTraining:
             raise CoveyError("nothing was saved", why, "save after optimizer.step(), at the end of the step")
         if self._at is Phase.BETWEEN:
             self._check_between()
+        elif self._drawn_on and self._says_saved:
+            self._says_saved = False
+            self._say(SAVED_EARLIER)
         self._finish_buffers()
         place, parts = self._contents.place, self._parts
         if parts is not None:
@@ -261,6 +302,18 @@ class HealedTraining:
         return found
 
     @property
+    def _drawn_on(self) -> bool:
+        """Whether this rank has drawn random numbers since it said its own state, and others may have."""
+        if self._parts is None and self._at is Phase.STEPPED:
+            return self._drawn not in (None, generators(self._devices))
+        return self._at is Phase.IN_STEP and self._has_moved
+
+    def _own_to_save(self, is_last: bool) -> JsonText | None:
+        """This rank's own state in the last checkpoint of a job: all ranks are here, and may have drawn since they said
+        theirs."""
+        return JsonText(self._said) if is_last else None
+
+    @property
     def _is_within_step(self) -> bool:
         parts = self._parts
         if parts is None:
@@ -273,14 +326,13 @@ class HealedTraining:
         """CoveyError where what would be saved now belongs to no beginning of the script's loops."""
         if self._held is not None and (names := changed_in(self._held)):
             why = f"{names[0]} was changed after an epoch's steps, and a job that goes on from here does that again"
-            raise CoveyError(
-                NOT_SAVED, why, "save before the first collective that follows a step, or in the next step"
-            )
+            raise CoveyError(NOT_SAVED, why, SAVE_BEFORE)
+        self._check_draws()
+
+    def _check_draws(self) -> None:
         if self._held is None and self._drawn_before not in (None, generators(self._devices)):
             why = "random numbers were drawn after optimizer.step(), and those of other ranks are not known yet"
-            raise CoveyError(
-                NOT_SAVED, why, "save before the first collective that follows a step, or in the next step"
-            )
+            raise CoveyError(NOT_SAVED, why, SAVE_BEFORE)
 
     # ---- for the sampler ----
 
@@ -293,12 +345,14 @@ class HealedTraining:
         epoch, the kept generators include that draw."""
         if self._at is Phase.BETWEEN:
             self._next_begins()
+        self._turns()
         if begins_epoch:
             self._loop_begins()
 
     def takes_batch(self) -> None:
         if self._at is Phase.BETWEEN:
             self._next_begins()
+        self._turns()
         self._loop_begins()
 
     @property
@@ -330,17 +384,19 @@ class HealedTraining:
 
     # ---- how it begins ----
 
-    def begin(self, job: "JobClient", step: int, checkpoint: "Place | bool" = False) -> None:
-        """Begin, or take over from a lost rank. CoveyError as of `job.state`, and when this training is another one."""
+    def begin(self, job: "JobClient", step: int, checkpoint: "Place | bool" = False, **more: Any) -> None:
+        """Begin, or take over from a lost rank. `more`: of `StopsAndSaves`. CoveyError as of `job.state`, and when this
+        training is another one."""
         parts = self._parts
         stop = StopsAndSaves(
             load=self._resume,
             types=lambda: self._contents.bfloats,
             draws_ahead=True,
             may_end=lambda: parts is None or parts.begins_step,
-            made="torch",
+            own_to_save=self._own_to_save,
             number=lambda _: int(self._contents.place["step"]) + 1,
             ended=lambda _: int(self._contents.place["step"]) - 1 if self._counts else None,
+            **{"made": "torch", **more},
         )
         calls = self._group.calls
         calls.job = calls.job or job
@@ -384,6 +440,8 @@ class HealedTraining:
             own = self._own_at_beginning(own)
         if own is not None and self._contents.first is not None:
             self._own = own
+            if self._parts is None:
+                self._said = json.dumps(own)
             set_generators(own["generators"], self._devices)
             if own["data"] is not None:
                 self._data.load_state_dict(own["data"])
@@ -411,17 +469,20 @@ class HealedTraining:
 
     def _agree_on_parameters(self) -> None:
         """Give all ranks the parameters of rank 0."""
-        rank, ranks = self._tensors.rank, self._tensors.world_size
-        digests = np.zeros((ranks, DIGEST_HALVES), np.float32)
-        digests[rank] = np.frombuffer(self._contents.digest(), "<u2")
-        found = self._tensors.push_pull("ddp/same", digests)
+        found = self._digests()
         if (found == found[0]).all():
             return
-        tensors = self._contents.tensors
-        given = [halves_of([each]) if rank == 0 else np.zeros(halves_count([each]), np.float32) for each in tensors]
+        tensors, is_first = self._contents.tensors, self._tensors.rank == 0
+        given = [halves_of([each]) if is_first else np.zeros(halves_count([each]), np.float32) for each in tensors]
         handles = [self._tensors.push(f"ddp/first {at}", each) for at, each in enumerate(given)]
         for each, handle in zip(tensors, handles, strict=True):
             fill([each], handle.wait())
+
+    def _digests(self) -> Array:
+        """By rank: a digest of its parameters."""
+        digests = np.zeros((self._tensors.world_size, DIGEST_HALVES), np.float32)
+        digests[self._tensors.rank] = np.frombuffer(self._contents.digest(), "<u2")
+        return self._tensors.push_pull("ddp/same", digests)
 
     # ---- in a step ----
 
@@ -466,10 +527,10 @@ class HealedTraining:
         if module.training and torch.is_grad_enabled():
             if self._at is Phase.BETWEEN:
                 self._next_begins(self._between_own)
-            if self._parts is None:
-                self.ends_step()
-            else:
+            if self._parts is not None:
                 self._step_over()
+            elif self._at is Phase.STEPPED:
+                self._step_done()
             self._own, self._computes = None, True
             if self._parts is None or self._at is Phase.BEFORE:
                 self._be(Phase.IN_STEP)
@@ -493,10 +554,11 @@ class HealedTraining:
         if self._parts is not None:
             self._parts.steps(next((at for at, each in enumerate(self._optimizers) if each is optimizer), -1))
         elif self._drawn is not None and generators(self._devices) != self._drawn:
-            raise _late_draws("this step's first push")
+            raise late_draws("this step's first push")
+        self._is_stepping = True
 
     def after_optimizer(self, *_: Any) -> None:
-        self._computes = False
+        self._computes = self._is_stepping = False
         if self._at is not Phase.BETWEEN:
             self._be(Phase.STEPPED)
 
@@ -536,6 +598,7 @@ class HealedTraining:
 
         def scaled(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
             self.before_optimizer(optimizer)
+            self._is_stepping = False  # the scaler looks at gradients first
             result = step(optimizer, *args, **kwargs)
             self.after_optimizer()
             return result
@@ -550,7 +613,7 @@ class HealedTraining:
         if now != self._drawn or not self._drawn_json:
             self._drawn, self._drawn_json = now, now.as_json()
         data = json.dumps(self._data.state_dict()) if hasattr(self._data, "state_dict") else "null"
-        own = f'"data": {data}, "generators": {self._drawn_json}'
+        own, self._data_json = f'"data": {data}, "generators": {self._drawn_json}', data
         self._said = f"{{{own}}}"
         return JsonText(self._said if self._parts is None else f'{{"began": {self._began}, {own}}}')
 
@@ -564,6 +627,8 @@ class HealedTraining:
     def enters(self, kind: str) -> bool:
         """The script calls this collective. Returns whether successors get its result without passing there with
         others: before the loop."""
+        if self._is_stepping:  # what others hold is no state of a step's beginning
+            self._group.calls.heals_no_more(f"{kind} within optimizer.step()")
         if self._parts is None and self._at is Phase.STEPPED:
             epoch, self._held = (UNKNOWN, None) if self._left is None else self._left
             self._between_begins(kind, self._step + 1, epoch)
@@ -618,60 +683,6 @@ class HealedTraining:
             self._tensors.leave()
 
 
-def _late_draws(after: str) -> CoveyError:
+def late_draws(after: str) -> CoveyError:
     why = f"random numbers were drawn after {after}, so they would be lost with this rank"
     return CoveyError(CANNOT_HEAL, why, "draw them in the forward pass, and call collectives after backward()")
-
-
-def healed(
-    ddps: Sequence[Any],
-    optimizers: Sequence[Any],
-    also: Sequence[Any],
-    data: Any,
-    job: "JobClient",
-    step: int,
-    ends: EndsRounds,
-    checkpoint: "Place | bool" = False,
-) -> HealedTraining:
-    """The training of `covey.torch.attach` with optimizers."""
-    if job.world_size < 2:
-        why = "this job has one rank, so no other rank has its state"
-        raise CoveyError(CANNOT_HEAL, why, "submit it with --workers 2 or more, or train without Covey")
-    group = ddps[0].process_group
-    for ddp in ddps:
-        if not isinstance(ddp.process_group, TensorsGroup):
-            why = f"its process group ({ddp.process_group.name()}) spans the processes that may be lost"
-            next_ = "call covey.torch.init_process_group() instead of torch.distributed.init_process_group()"
-            raise CoveyError(CANNOT_HEAL, why, next_)
-    if job.tensors in _attached:
-        why = "a training was attached before, and a rank that replaces a lost one gets one state"
-        raise CoveyError(CANNOT_HEAL, why, "give all of it at once: attach([ddp, ..], [optimizer, ..])")
-    state = TrainingState([ddp.module for ddp in ddps], optimizers, also, job.tensors.tell)
-    training = HealedTraining(job, ddps, optimizers, state, group, data, ends)
-    for at, ddp in enumerate(ddps):
-        ddp.broadcast_buffers = False
-        ddp.register_comm_hook(None, _hook(training, at))
-    _attached.add(job.tensors)
-    training.begin(job, step, checkpoint)
-    if hasattr(data, "follow"):
-        data.follow(training)
-    for ddp in ddps:
-        ddp.register_forward_pre_hook(training.before_forward)
-        ddp.register_forward_hook(training.after_forward)
-    for optimizer in optimizers:
-        optimizer.register_step_pre_hook(training.before_optimizer)
-        optimizer.register_step_post_hook(training.after_optimizer)
-    for each in also:
-        if isinstance(each, torch.amp.GradScaler):
-            training.scales(each)
-    state.groups.follow()
-    if job.tensors.rank == 0:
-        job.tensors.tell(held_words(state, optimizers, also, len(optimizers) > 1 and len(ddps) > 1))
-    return training
-
-
-def _hook(training: HealedTraining, model: int) -> Callable[[Any, Any], Any]:
-    def average(_: Any, bucket: torch.distributed.GradBucket) -> torch.futures.Future[torch.Tensor]:
-        return training.average(model, bucket)
-
-    return average

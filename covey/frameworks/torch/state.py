@@ -72,13 +72,33 @@ class WholeState(NamedTuple):
     reads: DeviceReads
 
 
-class TrainingState:
-    """The state of models and their optimizers; equal on all ranks."""
+class Parts(NamedTuple):
+    """How a tensor of which each rank has a part is kept; without it each rank has the whole."""
 
-    def __init__(self, models: Any, optimizers: Any, also: Sequence[Any], say: Say = lambda text: None) -> None:
+    local: Callable[[Any], Any] = lambda tensor: tensor
+    """Returns the part of this rank, in its own memory; a whole tensor itself."""
+    is_part: Callable[[Any], bool] = lambda tensor: False
+    joined: Callable[[Any, Any], Any] = lambda part, parameter: part
+    """Returns the tensor that is divided like this parameter, and of which this rank has this part."""
+    described: Callable[[Sequence[tuple[str, Any]]], dict[str, Any]] = lambda parameters: {}
+    """Returns more of what two processes compare before one takes the other's state over."""
+
+
+class TrainingState:
+    """The state of models and their optimizers; equal on all ranks, or on those that have the same parts of it."""
+
+    def __init__(
+        self,
+        models: Any,
+        optimizers: Any,
+        also: Sequence[Any],
+        say: Say = lambda text: None,
+        parts: Parts = Parts(),
+    ) -> None:
         """`models`, `optimizers`: one or several. `say` gets lines for people. CoveyError when a part of the state
         cannot be given to another process."""
         self.modules, self._optimizers, self._also, self.say = several(models), several(optimizers), also, say
+        self._parts = parts
         check_also(also)
         self.first: int | None = None
         """First step of the training; None until all ranks hold the same parameters."""
@@ -120,7 +140,7 @@ class TrainingState:
         also: dict[str, Any] = {}
         for at, each in enumerate(self._also):
             plain(each.state_dict(), f"also/{at}", also)
-        return [*(each for _, each in self.parameters), *self.buffers, *also.values()]
+        return [*(self._parts.local(each) for _, each in self.parameters), *self.buffers, *also.values()]
 
     @property
     def buffers(self) -> list[Any]:
@@ -173,7 +193,7 @@ class TrainingState:
             optimizer_tensors: dict[str, Any] = {}
             plain(_one_or_all([each.state_dict() for each in self._optimizers]), "optimizer", optimizer_tensors)
             for path, tensor in {**also_tensors, **optimizer_tensors}.items():
-                reads.check(path, tensor)
+                reads.check(path, self._parts.local(tensor))
             self._moments = moments
         if guards and sum(each.nbytes for each in also_tensors.values()) <= COPIED_BYTES_MAX:
             also_tensors = {name: each.detach().clone() for name, each in also_tensors.items()}
@@ -186,7 +206,7 @@ class TrainingState:
         tensors: dict[str, Any] = {f"parameter/{name}": each for name, each in self.parameters}
         tensors |= others
         plain(_one_or_all([each.state_dict() for each in self._optimizers]), "optimizer", tensors)
-        return tensors
+        return {name: self._parts.local(each) for name, each in tensors.items()}
 
     def whole(self, begun: BegunState) -> WholeState:
         """The whole state as it was when `begun` was looked at, in memory that nobody has changed since."""
@@ -197,6 +217,8 @@ class TrainingState:
         ]
         rest = {"first": begun.first, "optimizer": plain(_one_or_all(states), "optimizer", tensors), "also": begun.also}
         rest |= {"groups": begun.places, "trains": "".join("01"[each] for each in begun.trains), "place": begun.place}
+        rest["divided"] = [name for name, each in tensors.items() if self._parts.is_part(each)]
+        tensors = {name: self._parts.local(each) for name, each in tensors.items()}
         rest["changed"] = [
             each for each, was in begun.were.items() if each not in tensors or bits_sum(tensors[each]) != was
         ]
@@ -234,18 +256,30 @@ class TrainingState:
         self.groups.restore(states, rest.get("groups"))
         with torch.no_grad():
             for (name, each), trains in zip(self.parameters, _flags(rest, len(self.parameters)), strict=True):
-                _copy(arrays[f"parameter/{name}"], each)
+                _copy(arrays[f"parameter/{name}"], self._parts.local(each))
                 each.requires_grad_(each.requires_grad if trains is None else trains)
             for name, each in self._named_buffers().items():
                 _copy(arrays[f"buffer/{name}"], each)
-        for optimizer, state in zip(self._optimizers, states, strict=True):
-            _load_optimizer(optimizer, state)
+        divided = set(rest.get("divided", ()))
+        for at, (optimizer, state) in enumerate(zip(self._optimizers, states, strict=True)):
+            head = "optimizer/state" if len(states) == 1 else f"optimizer/{at}/state"
+            _load_optimizer(optimizer, self._joined(optimizer, state, head, divided))
         for each, as_json in zip(self._also, rest["also"], strict=True):
             each.load_state_dict(whole(as_json, arrays))
+
+    def _joined(self, optimizer: Any, state: Any, head: str, divided: Collection[str]) -> Any:
+        """An optimizer's state, with its moments divided as those were whose names are in `divided`."""
+        parameters = [each for group in optimizer.param_groups for each in group["params"]]
+        for number, moments in state["state"].items():
+            for name, value in moments.items():
+                if f"{head}/{number}/{name}" in divided:
+                    moments[name] = self._parts.joined(value, parameters[number])
+        return state
 
     def _as_made(self) -> dict[str, Any]:
         """A description of models and optimizers, in the order in which differences are reported."""
         return {
+            **self._parts.described(self.parameters),
             "PyTorch": str(torch.__version__),
             "model": shapes(self.parameters),
             "buffers": shapes(self._named_buffers().items()),

@@ -9,7 +9,7 @@ Rounds are numbered in each of these, so a rank that repeats a step finds the ro
 
 from collections import Counter
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from covey.core.errors import CoveyError
 from covey.frameworks.torch.calls.connections import GlooConnections
@@ -31,6 +31,15 @@ class CallsOfTraining(Protocol):
         """The script calls this collective now. Returns whether its result is kept for successors."""
 
 
+class MadeGroup(NamedTuple):
+    """A group that a script has made beside the first one."""
+
+    number: int
+    about: str
+    """Its description, which groups of one dimension of a mesh share."""
+    ranks: tuple[int, ...]
+
+
 class ScriptCalls:
     """The collectives of one process, of all its groups."""
 
@@ -41,7 +50,8 @@ class ScriptCalls:
         self.restarts = ""
         """The call since which the job heals no more, and why; empty: it heals."""
         self.groups = 0
-        """Number of groups of all ranks that were made beside the first."""
+        """Number of groups that were made beside the first."""
+        self.made: list[MadeGroup] = []
         self._sums: PushesTensors | None = None
         self._counts: Counter[str] = Counter()
         self._kept: KeptRounds | None = None

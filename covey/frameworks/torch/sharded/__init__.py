@@ -1,1 +1,1 @@
-"""Models that are divided among ranks (FSDP): their state by shards, in checkpoints."""
+"""Models that are divided among ranks (FSDP): their state by shards, in checkpoints and on replicas."""

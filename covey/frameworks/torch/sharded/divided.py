@@ -5,10 +5,11 @@
     for step in state.steps(1000):
         ...
 
-No rank has another one's shard, so a lost rank makes the job begin again, from its last checkpoint. All ranks save
-together, each its shard (`covey.frameworks.torch.sharded.shard_set`), and stop after the same step: at the end of each
-step they begin to tell one another whether one has heard that the job is to end, and at the end of the next one all
-know. They say that in a group of their own, over the CPU, so that no step waits for it, and no accelerator.
+No rank has another one's shard, so a lost rank makes the job begin again, from its last checkpoint; where the mesh has
+replicas, `covey.frameworks.torch.sharded.replicas` replaces it. All ranks save together, each its shard
+(`covey.frameworks.torch.sharded.shard_set`), and stop after the same step: at the end of each step they begin to tell
+one another whether one has heard that the job is to end, and at the end of the next one all know. They say that in a
+group of their own, over the CPU, so that no step waits for it, and no accelerator.
 
 A step ends as in `covey.frameworks.torch.heal`: with the next forward pass after the optimizer's step, or with `steps`
 or `done`; with several optimizers with these alone.
@@ -16,7 +17,6 @@ or `done`; with several optimizers with these alone.
 
 import json
 import os
-import secrets
 import signal
 import threading
 from collections.abc import Iterator, Sequence
@@ -28,17 +28,16 @@ import torch.distributed as dist
 
 from covey.core.errors import EXIT_AGAIN, CoveyError
 from covey.frameworks.torch.random_state import Generators, generators, set_generators
+from covey.frameworks.torch.sharded.replicas import HealedShards, healed_shards, replicas_of, why_not_healed
 from covey.frameworks.torch.sharded.shard_set import (
     MADE_SHARDS,
     MANIFEST,
     ShardFile,
     ShardSet,
-    complete,
-    file_of,
-    folder_of,
+    check_ranks,
     opened_set,
     opened_shard,
-    remove,
+    save_together,
     write_shard,
 )
 from covey.frameworks.torch.sharded.shard_state import MADE, ShardState, is_divided
@@ -57,11 +56,12 @@ class ShardedTraining:
     """The training that `covey.torch.attach(model, optimizer)` returns for a model that is divided among ranks."""
 
     def __init__(
-        self, job: "JobClient", state: ShardState, data: Any, place: Path | None, step: int, several: bool
+        self, job: "JobClient", state: ShardState, data: Any, place: Path | None, step: int, several: bool, why: str
     ) -> None:
         """`place`: where the manifest of its checkpoints is; None: it has none. `several`: there are several
-        optimizers."""
+        optimizers. `why`: why lost ranks are not replaced from their replicas; empty: there are none."""
         self._job, self._contents, self._data, self._place, self._several = job, state, data, place, several
+        self._why = why
         self.step = step
         """Number of the step that this rank is in."""
         self._rank, self._ranks = dist.get_rank(), dist.get_world_size()
@@ -169,9 +169,8 @@ class ShardedTraining:
         assert self._place is not None
         found = opened_set(self._place)
         checkpoint.check(self._place, found, {}, os.environ)
-        if found is not None and len(found.shards) != self._ranks:
-            why = f"it has the shards of {len(found.shards)} ranks, and this job has {self._ranks}"
-            raise refused(self._place, why, f"submit the job with --workers {len(found.shards)}")
+        if found is not None:
+            check_ranks(found, self._ranks)
         return found
 
     def _loaded(self, found: ShardSet) -> Any:
@@ -192,9 +191,7 @@ class ShardedTraining:
             from_there = "and it has no checkpoint (checkpoint=True)"
         else:
             from_there = f"from its last checkpoint, {self._place}"
-        replicas = ""
-        if self._contents.mesh.ndim > 1:
-            replicas = "; ranks are not replaced from their replicas, which this mesh has"
+        replicas = f"; ranks are not replaced from their replicas: {self._why}" if self._why else ""
         return (
             f"has a model that is divided among {self._ranks} ranks (FSDP): a rank that is lost makes the job begin "
             f"again (--retries), {from_there}{replicas}"
@@ -254,44 +251,19 @@ class ShardedTraining:
     # ---- saving ----
 
     def _save(self, place: Path, step: int) -> Path:
-        number = self._all_say(secrets.randbits(32))[0]
-        folder = folder_of(place, step, number)
-        shards = self._all_say(self._written(place, step, folder))
-        failed = next((rank for rank, each in enumerate(shards) if isinstance(each, tuple) and len(each) == 3), None)
-        if failed is not None:
-            what, why, next_ = shards[failed]
-            if self._rank == 0:
-                remove(place.parent / folder)
-            raise CoveyError(what, f"rank {failed}: {why}", next_)
-        end = self._all_say(self._completed(place, step, folder, [ShardFile(*each) for each in shards]))[0]
-        if end is not None:
-            raise CoveyError(*end)
+        save_together(place, step, self._rank, lambda file: self._written(file, step), self._all_say)
+        if self._rank == 0 and place == self._place:
+            self._job.saved(step, place)
         return place
 
-    def _written(self, place: Path, step: int, folder: str) -> tuple[Any, ...]:
-        """Write this rank's shard; returns what it is, or the error in three lines."""
+    def _written(self, file: Path, step: int) -> ShardFile:
+        """Write this rank's shard."""
         now = self._drawn or generators(self._contents.devices)
         data = json.dumps(self._data.state_dict()) if hasattr(self._data, "state_dict") else "null"
         own: list[str | None] = [None] * self._ranks
         own[self._rank] = f'{{"data": {data}, "generators": {now.as_json()}}}'
-        try:
-            arrays = self._contents.arrays(step)
-            about = Checkpoint(step, tuple(own), MADE_SHARDS)
-            return tuple(write_shard(file_of(place, folder, self._rank), about, arrays, self._contents.bfloats))
-        except CoveyError as error:
-            return error.what, error.why, error.next
-
-    def _completed(self, place: Path, step: int, folder: str, shards: Sequence[ShardFile]) -> tuple[str, ...] | None:
-        """Write the manifest, in rank 0; returns the error in three lines."""
-        if self._rank:
-            return None
-        try:
-            complete(place, step, folder, shards)
-        except CoveyError as error:
-            return error.what, error.why, error.next
-        if place == self._place:
-            self._job.saved(step, place)
-        return None
+        arrays = self._contents.arrays(step)
+        return write_shard(file, Checkpoint(step, tuple(own), MADE_SHARDS), arrays, self._contents.bfloats)
 
     def _agreed(self, look: Any) -> Any:
         """What `look` returns. CoveyError on all ranks where one of them raises it."""
@@ -326,7 +298,7 @@ def sharded(
     job: "JobClient",
     step: int,
     place: "Place | bool",
-) -> ShardedTraining:
+) -> "ShardedTraining | HealedShards":
     """The training of `covey.torch.attach` with divided models."""
     if not all(map(is_divided, models)):
         raise CoveyError(NOT_ATTACHED, "another model beside it is not divided", "divide all of them by fully_shard")
@@ -336,9 +308,14 @@ def sharded(
     if place is not False and threading.current_thread() is not threading.main_thread():
         why = "it is attached outside of the main thread, which alone can end the process"
         raise CoveyError(NOT_ATTACHED, why, "call it in the main thread, or leave checkpoint= out")
-    state = ShardState(models, optimizers, also, job.tell)
     at = None if place is False else _place_of(place)
-    training = ShardedTraining(job, state, data, at, step, len(optimizers) > 1)
+    replicas, why = replicas_of([each for model in models for each in model.parameters()], ranks), ""
+    if min(map(len, replicas)) > 1:
+        why = why_not_healed(optimizers)
+        if not why:
+            return healed_shards(models, optimizers[0], also, data, job, step, at, replicas)
+    state = ShardState(models, optimizers, also, job.tell)
+    training = ShardedTraining(job, state, data, at, step, len(optimizers) > 1, why)
     training.begin()
     if hasattr(data, "follow"):
         data.follow(training)

@@ -12,7 +12,8 @@ import glob
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+import secrets
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -89,6 +90,34 @@ def complete(path: Path, step: int, folder: str, shards: Sequence[ShardFile]) ->
             remove(old)
 
 
+def save_together(
+    path: Path, step: int, rank: int, write: Callable[[Path], ShardFile], all_say: Callable[[Any], list[Any]]
+) -> None:
+    """Write a set, of which each rank writes its shard by `write`, at the same time as all others. `all_say` returns,
+    by rank, what each gave it. CoveyError on all ranks when one cannot write; then the set before it counts."""
+    number = all_say(secrets.randbits(32))[0]
+    folder = folder_of(path, step, number)
+    shards = all_say(_tried(lambda: list(write(file_of(path, folder, rank)))))
+    failed = next((at for at, each in enumerate(shards) if isinstance(each, dict)), None)
+    if failed is not None:
+        if rank == 0:
+            remove(path.parent / folder)
+        what, why, next_ = shards[failed]["error"]
+        raise CoveyError(what, f"rank {failed}: {why}", next_)
+    files = [ShardFile(*each) for each in shards]
+    end = all_say(_tried(lambda: complete(path, step, folder, files)) if rank == 0 else None)[0]
+    if end is not None:
+        raise CoveyError(*end["error"])
+
+
+def _tried(do: Callable[[], Any]) -> Any:
+    """What it returns, or the three lines of its error."""
+    try:
+        return do()
+    except CoveyError as error:
+        return {"error": [error.what, error.why, error.next]}
+
+
 def remove(folder: Path) -> None:
     """Remove the shards of a set that does not count."""
     with suppress(OSError):
@@ -139,6 +168,33 @@ def opened_shard(found: ShardSet, rank: int) -> SavedState:
         why = f"{file} has {size} bytes and number {shard.about.number:08x}, and the manifest says {wanted.bytes}"
         raise refused(found.path, f"{why} and {wanted.number:08x}")
     return shard
+
+
+class PartOfSet:
+    """One rank's shard of a set, as the checkpoint with which that rank begins."""
+
+    def __init__(self, found: ShardSet, shard: SavedState) -> None:
+        self.path: Path = found.path
+        self.about: Checkpoint = shard.about._replace(number=found.number)
+        self._shard = shard
+        self.own_of, self.owns, self.arrays = shard.own_of, shard.owns, shard.arrays
+
+
+def opened_part(path: Path, rank: int, ranks: int) -> PartOfSet | None:
+    """This rank's part of the set whose manifest is there; None when there is none. CoveyError when it cannot be read,
+    or belongs to another number of ranks."""
+    found = opened_set(path)
+    if found is None:
+        return None
+    check_ranks(found, ranks)
+    return PartOfSet(found, opened_shard(found, rank))
+
+
+def check_ranks(found: ShardSet, ranks: int) -> None:
+    """CoveyError where the set belongs to another number of ranks."""
+    if len(found.shards) != ranks:
+        why = f"it has the shards of {len(found.shards)} ranks, and this job has {ranks}"
+        raise refused(found.path, why, f"submit the job with --workers {len(found.shards)}")
 
 
 def _number(said: Mapping[str, Any]) -> int:

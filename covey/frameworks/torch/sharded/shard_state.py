@@ -10,6 +10,7 @@ from torch.distributed.tensor import DTensor
 
 from covey.core.errors import CoveyError
 from covey.frameworks.torch.devices import DeviceReads, Say, devices_of
+from covey.frameworks.torch.state import Parts
 from covey.frameworks.torch.types import array_of_tensor, tensor_of_array
 from covey.frameworks.torch.values.plain_values import bytes_array, check_also, difference, plain, shapes, whole
 from covey.healing.state_pieces import SAME
@@ -49,17 +50,9 @@ class ShardState:
     def devices(self) -> list[Any]:
         return list(dict.fromkeys(each for model in self._models for each in devices_of(model)))
 
-    @property
-    def mesh(self) -> Any:
-        """The mesh of ranks among which the first divided parameter is."""
-        return next(each.device_mesh for _, each in self._named("parameters") if isinstance(each, DTensor))
-
     def arrays(self, step: int) -> dict[str, Array]:
         """This rank's part of the state at the beginning of this step. CoveyError when a part cannot be saved."""
-        for model in self._models:
-            for each in model.modules():
-                if isinstance(each, FSDPModule):
-                    each.reshard()  # what is gathered for a pass is not the shard
+        gathered_back(self._models)
         tensors: dict[str, Any] = {f"parameter/{name}": each for name, each in self._named("parameters")}
         tensors |= {f"buffer/{name}": each for name, each in self._named("buffers")}
         states = plain([each.state_dict() for each in self._optimizers], "optimizer", tensors)
@@ -123,12 +116,25 @@ class ShardState:
         return {
             "PyTorch": str(torch.__version__),
             "model": shapes(parameters),
-            "shard": [f"{name} {tuple(local(each).shape)} {_placed(each)}" for name, each in parameters],
+            **_shards(parameters),
             "buffers": shapes(self._named("buffers")),
             "devices": [device.type for device in self.devices],
             "optimizers": [type(each).__qualname__ for each in self._optimizers],
             "also": [type(each).__qualname__ for each in self._also],
         }
+
+
+def gathered_back(models: Sequence[Any]) -> None:
+    """Have these models hold their shards alone: what is gathered for a pass is not the shard."""
+    for model in models:
+        for each in model.modules():
+            if isinstance(each, FSDPModule):
+                each.reshard()
+
+
+def _shards(parameters: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """A description of this rank's shards."""
+    return {"shard": [f"{name} {tuple(local(each).shape)} {_placed(each)}" for name, each in parameters]}
 
 
 def _placed(tensor: Any) -> str:
@@ -140,3 +146,7 @@ def _divided(value: Any, parameter: Any) -> Any:
     part, mesh, placed = value.to(parameter.to_local().device), parameter.device_mesh, parameter.placements
     shape, stride = parameter.shape, parameter.stride()
     return DTensor.from_local(part, mesh, placed, run_check=False, shape=shape, stride=stride)
+
+
+PARTS = Parts(local, lambda tensor: isinstance(tensor, DTensor), _divided, _shards)
+"""How a divided model's tensors are kept, by `covey.frameworks.torch.state.TrainingState`."""
