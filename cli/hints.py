@@ -55,6 +55,7 @@ SUBMIT_FLAGS = {
     "--gpus-per-task": "--gpus N", "--gpus-per-node": "--gpus N", "--gpus-per-worker": "--gpus N",
     "--exclusive": "--gpus N    (a GPU belongs to one job, unless its host shares GPUs)",
     "--contiguous": "--pack host", "--spread": "--pack any",
+    "-o": "--output out-%j.txt", "--stdout": "--output out-%j.txt", "--stderr": "--error err-%j.txt",
     # how long, how often
     "-t": "--time 2h", "--time-limit": "--time 2h", "--walltime": "--time 2h", "--max-time": "--time 2h",
     "--requeue": "--retries N", "--max-retries": "--retries N", "--max-restarts": "--retries N",
@@ -83,9 +84,6 @@ OTHERWISE = {
     "--begin": "use at(1) or a systemd timer that runs agentctl submit ...",
     "-a": "for n in $(seq 8); do agentctl submit --env N=$n -- ...; done",
     "--array": "for n in $(seq 8); do agentctl submit --env N=$n -- ...; done",
-    "-o": "agentctl logs ID    (hosts keep the output of ranks)",
-    "--output": "agentctl logs ID    (hosts keep the output of ranks)",
-    "--error": "agentctl logs ID    (hosts keep the output of ranks)",
     "-w": "agentctl hosts drain HOST    (a job does not choose its hosts; drain a host that must not be used)",
     "--nodelist": "agentctl hosts drain HOST    (a job does not choose its hosts; drain a host that must not be used)",
     "-x": "agentctl hosts drain HOST    (a job does not choose its hosts; drain a host that must not be used)",

@@ -1,7 +1,10 @@
-"""Start a job: agentctl submit [options] -- COMMAND ...
+"""Start a job: agentctl submit [options] -- COMMAND ..., or agentctl submit [options] FILE [-- ARGUMENTS ...]
 
 The command runs once for each worker, in this directory and with this environment (so an activated venv or conda
 environment works), plus RANK, WORLD_SIZE, MASTER_ADDR and the like. Either all workers start or none.
+
+FILE is a script with #COVEY lines, which hold options of this command, or #SBATCH lines, or it is a TOML file
+(job.toml) with these options under their names and `command`. Options that are typed come before those of the file.
 """
 
 import argparse
@@ -28,7 +31,7 @@ NOT_CARRIED = frozenset(
 """Variables of the terminal, the session, the make or the rank that submits: they mean nothing or the wrong thing in
 the job."""
 NOT_CARRIED_PREFIXES = tuple(
-    "COVEY_ PET_ TORCHELASTIC_ SSH_ XDG_SESSION XDG_SEAT XDG_VTNR DBUS_ SUDO_".split()  # noqa: SIM905
+    "COVEY_ PET_ TORCHELASTIC_ SSH_ XDG_SESSION XDG_SEAT XDG_VTNR DBUS_ SUDO_ SLURM_".split()  # noqa: SIM905
 )
 LITTLE = ("PATH", "HOME", "USER", "LANG")
 """What is carried with --no-env."""
@@ -49,8 +52,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         if option.field == "hooks":
             parser.add_argument("--aggregate", action="store_true", help=AGGREGATE_HELP)
     parser.add_argument(
-        "--env", action="append", default=[], metavar="KEY=VAL", help="set an environment variable; may be repeated"
-    )
+        "--env", action="append", default=[], metavar="KEY=VAL",
+        help="set an environment variable, or name one of this environment to carry; may be repeated",
+    )  # fmt: skip
+    parser.add_argument(
+        "--env-file", action="append", default=[], metavar="FILE",
+        help="set the variables of this file, a KEY=VAL in each line; may be repeated",
+    )  # fmt: skip
     parser.add_argument(
         "--no-env",
         action="store_true",
@@ -61,7 +69,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--follow", action="store_true", help="show the job's output until it has ended, and return its exit code"
     )
-    parser.add_argument("word", nargs="*", help=argparse.SUPPRESS)
+    parser.add_argument("word", nargs="*", metavar="FILE", help="a script or a TOML file that says what the job is")
 
 
 def add_option(parser: argparse.ArgumentParser, option: Option) -> None:
@@ -87,11 +95,9 @@ def add_option(parser: argparse.ArgumentParser, option: Option) -> None:
 
 
 def run(context: Context) -> int:
-    args = context.args
+    args, command = context.args, getattr(context.args, "command", [])
     if args.word:
-        what, example = f"unexpected argument {args.word[0]!r}", f"agentctl submit -- {' '.join(args.word)}"
-        raise AgentctlError(USAGE, what, "the job's command must come after a lone --", example)
-    command = getattr(args, "command", [])
+        return submit(context, *from_file(args, command))
     if not command:
         example = "agentctl submit --workers 4 -- python train.py"
         raise AgentctlError(USAGE, "no command to run", "the job's command must come after a lone --", example)
@@ -100,6 +106,11 @@ def run(context: Context) -> int:
         why = "the whole command is one quoted argument, and no shell splits it"
         example = f"agentctl submit -- {command[0]}    (or: -- sh -c {command[0]!r})"
         raise AgentctlError(USAGE, what, why, example)
+    return submit(context, args, command)
+
+
+def submit(context: Context, args: argparse.Namespace, command: Sequence[str]) -> int:
+    """Submit the job that these options and this command say; the exit code."""
     spec = spec_of(args, command, os.environ, here(os.environ, args.cwd))
     refuse_what_is_too_large(spec)
     spec["env"].setdefault("COVEY_UMASK", f"{umask():03o}")
@@ -123,16 +134,53 @@ def run(context: Context) -> int:
     return 0
 
 
+def from_file(args: argparse.Namespace, more: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    """The options and the command of the job that the file says whose name is the first word."""
+    from cli.jobs import job_files
+
+    words = args.word
+
+    if len(words) > 1 or not (os.path.exists(words[0]) or words[0].endswith((".sh", ".toml", ".sbatch", ".slurm"))):
+        what, example = f"unexpected argument {words[0]!r}", f"agentctl submit -- {' '.join(words)}"
+        if len(words) > 1 and os.path.isfile(words[0]):
+            what = f"unexpected argument {words[1]!r}"
+            example = f"agentctl submit {words[0]} -- {' '.join(words[1:])}    (arguments of the file)"
+        raise AgentctlError(USAGE, what, "the job's command must come after a lone --", example)
+    return job_files.applied(job_files.read(words[0]), args, more)
+
+
 def spec_of(args: argparse.Namespace, command: Sequence[str], environ: Mapping[str, str], here: str) -> dict[str, Any]:
     """The body of POST /v1/jobs. What was not given is left to the agent."""
     refuse_what_contradicts_itself(args)
     kept = LITTLE if args.no_env else [name for name in environ if means_something(name)]
-    env = {name: environ[name] for name in kept if name in environ} | dict(pair(text) for text in args.env)
+    env = {name: environ[name] for name in kept if name in environ}
+    for path in args.env_file:
+        env |= variables_of(path)
+    env |= dict(pair(text, environ) for text in args.env)
+    cwd = os.path.abspath(os.path.join(here, args.cwd or ""))
     spec: dict[str, Any] = {
         "argv": [text_of(word) for word in command],
-        "cwd": text_of(os.path.abspath(os.path.join(here, args.cwd or ""))),
+        "cwd": text_of(cwd),
         "env": {text_of(name): text_of(value) for name, value in env.items()},
     }
+    spec |= fields_of(args)
+    for field in ("stdout", "stderr"):
+        if spec.get(field):
+            spec[field] = text_of(os.path.abspath(os.path.join(cwd, spec[field])))
+    if spec.get("image"):
+        spec["image"] = text_of(image_of(spec["image"], here))
+    if args.aggregate:
+        spec["env"]["COVEY_AGGREGATE"] = "1"
+    if args.nodes is not None:
+        spec["workers"], spec["pack"] = args.nodes, "apart"
+    if args.on_lost == "stop":
+        spec["on_lost"], spec["retries_lost"] = "restart", 0
+    return spec
+
+
+def fields_of(args: argparse.Namespace) -> dict[str, Any]:
+    """The fields of the job that these options say. AgentctlError names a wrong value."""
+    spec: dict[str, Any] = {}
     for option in options.OPTIONS:
         said = getattr(args, option.field, None) if option.flag else None
         if said is not None and option.field == "workers":
@@ -148,14 +196,6 @@ def spec_of(args: argparse.Namespace, command: Sequence[str], environ: Mapping[s
     if spec.get("cpus") == 0:
         what, why = "invalid --cpus 0", "no process can do without a processor"
         raise AgentctlError(USAGE, what, why, "--cpus 4, or leave it out")
-    if spec.get("image"):
-        spec["image"] = text_of(image_of(spec["image"], here))
-    if args.aggregate:
-        spec["env"]["COVEY_AGGREGATE"] = "1"
-    if args.nodes is not None:
-        spec["workers"], spec["pack"] = args.nodes, "apart"
-    if args.on_lost == "stop":
-        spec["on_lost"], spec["retries_lost"] = "restart", 0
     return spec
 
 
@@ -261,11 +301,39 @@ def refuse_what_is_too_large(spec: Mapping[str, Any]) -> None:
         raise AgentctlError(USAGE, *excess, next_step)
 
 
-def pair(text: str) -> tuple[str, str]:
+def pair(text: str, environ: Mapping[str, str]) -> tuple[str, str]:
+    """A variable's name and value, from KEY=VAL or from the name of one that is set here."""
     name, equals, value = text.partition("=")
+    if not equals and name in environ:
+        return name, environ[name]
     if not equals or not name:
-        raise AgentctlError(USAGE, f"invalid --env {text!r}", "expected KEY=VAL", "--env EPOCHS=3")
+        why = "expected KEY=VAL, or the name of a variable that is set here"
+        raise AgentctlError(USAGE, f"invalid --env {text!r}", why, "--env EPOCHS=3")
     return name, value
+
+
+def variables_of(path: str) -> dict[str, str]:
+    """The variables of a file: KEY=VAL in each line, with or without `export` before it and quotes around the value.
+    Empty lines and those that begin with # say nothing. AgentctlError names a line that is none of these."""
+    try:
+        with open(path, encoding="utf-8", errors="surrogateescape") as file:
+            lines = file.read().splitlines()
+    except OSError as error:
+        what, why = f"cannot read --env-file {path}", error.strerror or str(error)
+        raise AgentctlError(USAGE, what, why, "--env-file job.env, with KEY=VAL in each line") from None
+    found: dict[str, str] = {}
+    for number, line in enumerate(lines, 1):
+        text = line.strip()
+        if not text or text.startswith("#"):
+            continue
+        name, equals, value = text.removeprefix("export ").partition("=")
+        name, value = name.strip(), value.strip()
+        if not equals or not name or " " in name:
+            what = f"{path} line {number}: invalid {text[:80]!r}"
+            raise AgentctlError(USAGE, what, "expected KEY=VAL", f"correct line {number} of {path}")
+        quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "'\""
+        found[name] = value[1:-1] if quoted else value
+    return found
 
 
 def duration(flag: str, text: str) -> float:

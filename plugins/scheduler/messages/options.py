@@ -86,10 +86,14 @@ NO_LIMIT = ", or nothing for no limit"
 AUTO = "auto"
 """The group of all jobs, of any tenant, that leave it to Covey with whom they share hosts in turns."""
 IMAGE_WORDS = "an image's name, such as pytorch:2.7 or docker.io/library/python:3.12, or the absolute path of one"
+CALLED = "1 to 63 letters, digits and . _ - + = : @ , beginning with a letter, a digit or _, such as BERT_large"
+OUTPUT_WORDS = "an absolute path of at most 4096 characters, in which %j is the job's id and %r the rank; or nothing"
 NAMED = "1 to 63 of a-z, 0-9, '.' and '-', beginning with a letter or digit"
 
 OPTIONS: tuple[Option, ...] = (
-    Option("name", "text", words=NAMED, flag="--name", help="name of the job (default: that of the script)"),
+    Option(
+        "name", "text", words=CALLED, flag="--name", help="name of the job, such as BERT_large (default: the script's)",
+    ),
     Option(
         "workers", "count", 1, 4096, flag="--workers", metavar="N|N..M",
         help="number of processes (default 1); N..M: an elastic job of M ranks, which starts with N processes and has "
@@ -106,6 +110,15 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option("argv", "text", words=f"a list of 1 to {ARGUMENTS_MAX} strings, the program first"),
     Option("cwd", "text", words="an absolute path of at most 4096 characters"),
+    Option(
+        "stdout", "text", words=OUTPUT_WORDS, flag="--output", metavar="FILE",
+        help="add what the ranks write to this file on their hosts as well, as the user: %%j is the job's id, %%r the "
+        "rank, %%a the task of an array, %%x the name, %%N the host; folders are made (default: agentctl logs alone)",
+    ),
+    Option(
+        "stderr", "text", words=OUTPUT_WORDS, flag="--error", metavar="FILE",
+        help="a file of its own for standard error (default: with the rest)",
+    ),
     Option("env", "text", words=f"an object of at most {VARIABLES_MAX} strings, without '=' in a name"),
     Option(
         "pack", "choice", choices=get_args(Pack), flag="--pack", flag_choices=("host", "any"),

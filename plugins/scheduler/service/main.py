@@ -405,11 +405,11 @@ class SchedulerService(PluginService):
                 "free some space there, or submit at another host; the limit is [jobs] "
                 f"disk_free_min in {self.host.id}'s agent.toml"
             )
-            raise Refused(4, f"cannot submit {spec.name} here", self.host.runner.refusal, next_step)
+            raise Refused(4, f"cannot submit {spec.called} here", self.host.runner.refusal, next_step)
         sealed = await self.envs.seal(spec.env)
         key = self.tenants.key(submitted.key, spec)
         submitted = msgspec.structs.replace(submitted, key=key, spec=msgspec.structs.replace(spec, env={}), env=sealed)
-        result = await self.queue_log.change(submitted, f"submit {spec.name}")
+        result = await self.queue_log.change(submitted, f"submit {spec.called}")
         assert isinstance(result, Applied) and result.job is not None
         id = result.job
         if not await self.queue_log.until(lambda: id in self.queue.jobs, SHOWN_S):

@@ -333,7 +333,7 @@ def job_view(
     attained = max(0.0, job.attained_gpu_s - job.priority.base_gpu_s)
     return JobView(
         id=job.id,
-        name=job.spec.name,
+        name=job.spec.called,
         tenant=job.spec.tenant,
         job_class=job.spec.job_class,
         runs_as=job.job_class,

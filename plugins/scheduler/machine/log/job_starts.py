@@ -37,12 +37,12 @@ def submitted(queue: JobTable, command: Submitted) -> Result:
     if len(queue.jobs) - len(queue.ended) >= LIVE_MAX:
         why = f"{LIVE_MAX} jobs wait or run already, which is the limit"
         next = "wait until some end (agentctl jobs), then submit again"
-        return NotApplied(4, f"{spec.name} was not accepted", why, next)
+        return NotApplied(4, f"{spec.called} was not accepted", why, next)
     live, size = queue.kept_bytes.live, size_of(spec)
     if live + size > LIVE_BYTES_MAX:
         why = f"its {size} bytes and the {live} of the jobs that wait or run exceed the log's limit of {LIVE_BYTES_MAX}"
         next = "submit with less environment and fewer arguments (--no-env), or wait until some jobs end"
-        return NotApplied(4, f"{spec.name} was not accepted", why, next)
+        return NotApplied(4, f"{spec.called} was not accepted", why, next)
     if too_many := _of_one_user(queue, spec, size):
         return too_many
     never = explain.over_quota(spec, queue.quota(spec.tenant), command.may_demote)
@@ -61,7 +61,7 @@ def submitted(queue: JobTable, command: Submitted) -> Result:
     workers = explain.workers(spec)
     asks = f"{workers} x {explain.gpus(spec.gpus_per_worker)}" if spec.gpus else f"{workers} without GPUs"
     by = f", by {command.by}" if command.by else ""
-    queue.say(job, "submitted", f"{spec.name} of tenant {spec.tenant}, {spec.job_class}: {asks}{by}")
+    queue.say(job, "submitted", f"{spec.called} of tenant {spec.tenant}, {spec.job_class}: {asks}{by}")
     return Applied(id)
 
 
@@ -74,7 +74,7 @@ def _of_one_user(queue: JobTable, spec: JobSpec, size: int) -> NotApplied | None
     if mine.jobs < LIVE_MAX // USER_PART and mine.bytes + size <= LIVE_BYTES_MAX // USER_PART:
         return None
     why = f"{mine.jobs} jobs of {user}, {mine.bytes} bytes, wait or run, and a user may have 1/{USER_PART} of the log"
-    return NotApplied(4, f"{spec.name} was not accepted", why, "wait until some end (agentctl jobs), or cancel some")
+    return NotApplied(4, f"{spec.called} was not accepted", why, "wait until some end (agentctl jobs), or cancel some")
 
 
 def granted(queue: JobTable, job: Job, command: Granted) -> Result:

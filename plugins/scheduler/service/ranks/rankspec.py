@@ -24,7 +24,7 @@ def ranks_spec(
     return RanksSpec(
         job=job.id,
         epoch=job.grant.epoch,
-        name=job.spec.name,
+        name=job.spec.called,
         tenant=job.spec.tenant,
         job_class=job.job_class,
         argv=job.spec.argv,
@@ -61,6 +61,8 @@ def ranks_spec(
         user=job.spec.owner.user if job.spec.owner is not None else "",
         uid=job.spec.owner.uid if job.spec.owner is not None else None,
         hang_s=job.spec.hang_s,
+        stdout=job.spec.stdout,
+        stderr=job.spec.stderr,
     )
 
 

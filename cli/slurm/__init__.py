@@ -1,0 +1,1 @@
+"""The names and options of Slurm, and what each is here."""
