@@ -40,7 +40,12 @@ NOUNS = {
     "bundle": (LOOK, "write one file for whoever looks into a trouble: status, jobs, settings, journal, no secrets"),
     "version": (LOOK, "print the versions of agentctl and of all agents"),
     "submit": (ACT, "start a job: agentctl submit --workers 4 -- python train.py"),
-    "cancel": (ACT, "end a job"),
+    "cancel": (ACT, "end jobs: agentctl cancel j1 j5-j9 j12[3-7], or by --user, --state, --name, --tenant"),
+    "hold": (ACT, "keep a job that waits from starting"),
+    "release": (ACT, "let a held job start"),
+    "requeue": (ACT, "stop a job and queue it again (--hold: and hold it)"),
+    "priority": (ACT, "let a waiting job come before the others of its tenant (--up), or behind them (--down)"),
+    "update": (ACT, "change a job's time limit: agentctl update j1 --time 4h"),
     "move": (ACT, "move a job's ranks to another host: agentctl move j1 gpu2"),
     "scale": (ACT, "give an elastic job more or fewer processes: agentctl scale j1 8"),
     "tune": (ACT, "divide an elastic job's ranks and sums among its hosts by measuring: agentctl tune j1"),
@@ -61,6 +66,7 @@ FOLDERS = {
         *("quota", "scale", "submit", "tensors", "tune", "wait"),
     ),
     "memory": ("memory", "slabs"),
+    "queue": ("hold", "priority", "release", "requeue", "update"),
 }
 VERBS = {
     "rack": {

@@ -12,11 +12,13 @@ import os
 import re
 import secrets
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any, assert_never
 
 from cli.client import USAGE, Agent, AgentctlError, Gone
 from cli.context import Context
+from cli.queue.times import begin_s
 from plugins.scheduler.messages import options
 from plugins.scheduler.messages.options import Option
 
@@ -40,6 +42,19 @@ AGGREGATE_HELP = (
     "gradients of PyTorch's DistributedDataParallel are averaged by Covey, without a change to the script: the same "
     "bits whatever fails (covey.torch.attach)"
 )
+NOTIFY_HELP = (
+    "when the job has ended, run this command in a shell, or post JSON to this http(s) URL: a job of its own without "
+    "GPUs, which finds how it ended in COVEY_AFTER (j7:done, or j7:failed:3)"
+)
+POSTS = """
+import json, os, sys, urllib.request
+job, _, how = os.environ["COVEY_AFTER"].partition(":")
+state, _, code = how.partition(":")
+body = json.dumps({"job": job, "name": sys.argv[2], "state": state, "exit_code": int(code or 0)}).encode()
+asked = urllib.request.Request(sys.argv[1], body, {"Content-Type": "application/json"})
+print(urllib.request.urlopen(asked, timeout=60).status)
+"""
+"""The program that tells a URL of the end of a job."""
 SUBMIT_TRIES = 3
 
 
@@ -65,6 +80,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="do not copy this environment into the job, only PATH, HOME, USER and LANG",
     )
     parser.add_argument("--cwd", metavar="DIR", help="working directory of the job (default: this directory)")
+    parser.add_argument("--notify", metavar="CMD|URL", help=NOTIFY_HELP)
     parser.add_argument("--wait", action="store_true", help="wait until the job has ended, and return its exit code")
     parser.add_argument(
         "--follow", action="store_true", help="show the job's output until it has ended, and return its exit code"
@@ -75,7 +91,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def add_option(parser: argparse.ArgumentParser, option: Option) -> None:
     """The flag of a job's option; what it says stands under the option's field, None when it was not given."""
     flag, field, help = option.flag, option.field, option.help
-    if field == "workers":
+    if field in ("workers", "begin_wall_s"):
         parser.add_argument(flag, dest=field, metavar=option.metavar, help=help)
         return
     match option.kind:
@@ -114,7 +130,11 @@ def submit(context: Context, args: argparse.Namespace, command: Sequence[str]) -
     spec = spec_of(args, command, os.environ, here(os.environ, args.cwd))
     refuse_what_is_too_large(spec)
     spec["env"].setdefault("COVEY_UMASK", f"{umask():03o}")
+    notice = notice_of(args.notify, spec) if args.notify is not None else None
     job = send(context.agent, spec)
+    if notice is not None:
+        told = send(context.agent, {**notice, "after": [f"any:{job['id']}"]})
+        print(f"note: {told['id']} tells of its end: agentctl job {told['id']}", file=sys.stderr)
     if over_rack := (job.get("elastic") or {}).get("over_rack"):
         print(f"note: {over_rack}", file=sys.stderr)
     if args.follow:
@@ -136,7 +156,7 @@ def submit(context: Context, args: argparse.Namespace, command: Sequence[str]) -
 
 def from_file(args: argparse.Namespace, more: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     """The options and the command of the job that the file says whose name is the first word."""
-    from cli.jobs import job_files
+    from cli.slurm import job_files
 
     words = args.word
 
@@ -185,6 +205,10 @@ def fields_of(args: argparse.Namespace) -> dict[str, Any]:
         said = getattr(args, option.field, None) if option.flag else None
         if said is not None and option.field == "workers":
             spec |= workers_of(said)
+        elif said is not None and option.field == "begin_wall_s":
+            spec[option.field] = begin_s(said, time.time())
+        elif said is not None and option.field == "after":
+            spec[option.field] = after_of(said)
         elif said is not None:
             spec[option.field] = value_of(option, said)
     if spec.get("remote_memory") == 0:
@@ -218,6 +242,21 @@ def image_of(image: str, here: str) -> str:
     return os.path.abspath(os.path.join(here, image)) if is_path else image
 
 
+def after_of(text: str) -> list[str]:
+    """The jobs that must end first, from `ok:j3,any:5`. AgentctlError names the part that is none."""
+    found: list[str] = []
+    for part in text.split(","):
+        kind, colon, job = part.strip().partition(":")
+        if not colon and re.fullmatch(r"j?\d+", kind):
+            job = kind
+        if kind not in ("ok", "any") or not re.fullmatch(r"j?[1-9]\d{0,17}", job):
+            near = {"afterok": "ok", "afterany": "any", "done": "ok", "success": "ok"}.get(kind, "ok")
+            why = "expected ok:JOB (it must be done) or any:JOB (however it ends), with commas between them"
+            raise AgentctlError(USAGE, f"invalid --after {part[:80]!r}", why, f"--after {near}:{job or 'j1'}")
+        found.append(f"{kind}:j{job.removeprefix('j')}")
+    return found
+
+
 def workers_of(text: str) -> dict[str, int]:
     """The fields of `--workers 4` or `--workers 4..16`."""
     found = re.fullmatch(r"(-?\d{1,9})(?:\.\.(\d{1,9}))?", text.strip())
@@ -246,6 +285,24 @@ def umask() -> int:
     mask = os.umask(0o077)
     os.umask(mask)
     return mask
+
+
+def notice_of(said: str, spec: Mapping[str, Any]) -> dict[str, Any]:
+    """The job that tells of the end of the one that `spec` describes. AgentctlError: neither a command nor a URL."""
+    if not said.strip():
+        raise AgentctlError(USAGE, "invalid --notify ''", "expected a command or a URL", "--notify 'echo $COVEY_AFTER'")
+    name = str(spec.get("name") or "job")
+    if re.match(r"[a-zA-Z][a-zA-Z0-9+.-]*://", said):
+        if not re.fullmatch(r"https?://[^\s/?#]+\S*", said):
+            raise AgentctlError(
+                USAGE, f"invalid --notify {said[:80]}", "expected http://HOST or https://HOST", "https://"
+            )
+        argv = ["python3", "-c", POSTS, text_of(said), name]
+    else:
+        argv = ["/bin/sh", "-c", text_of(said)]
+    kept = {field: spec[field] for field in ("cwd", "env", "tenant") if field in spec}
+    env = {name: value for name, value in kept["env"].items() if name != "COVEY_SLURM"}
+    return {**kept, "env": env, "argv": argv, "name": f"tell-{name}"[:63], "gpus_per_worker": 0, "hooks": False}
 
 
 def send(agent: Agent, spec: Mapping[str, Any]) -> dict[str, Any]:

@@ -28,8 +28,8 @@ MAPPED = {
     **dict.fromkeys(
         ("job-name", "nodes", "ntasks", "ntasks-per-node", "cpus-per-task", "gres", "gpus", "gpus-per-node",
          "gpus-per-task", "mem", "mem-per-cpu", "mem-per-gpu", "time", "output", "error", "chdir", "account",
-         "partition", "qos", "signal", "export", "export-file", "wrap"), VALUE),
-    **dict.fromkeys(("requeue", "no-requeue", "wait", "parsable", "quiet"), FLAG),
+         "partition", "qos", "signal", "export", "export-file", "wrap", "array", "dependency", "begin"), VALUE),
+    **dict.fromkeys(("hold", "requeue", "no-requeue", "wait", "parsable", "quiet"), FLAG),
 }  # fmt: skip
 """Options that mean something here -> whether they take a value."""
 NOTED = {
@@ -85,10 +85,6 @@ REFUSED = {
     "time-min": "a job has one time limit: --time",
     "uid": "the kernel says whose job it is",
     "gid": "the kernel says whose job it is",
-    "array": "start one job for each: agentctl submit --env N=1 -- ...",
-    "dependency": "wait for the other one first: agentctl wait ID",
-    "begin": "at(1) starts agentctl submit later",
-    "hold": "submit it when it may run",
 }
 """Options that are refused, and why."""
 
@@ -180,8 +176,13 @@ def translated(said: Mapping[str, Given]) -> Translated:
         notes.append(f"{said['partition'].place}: partition {said['partition'].value}: Covey has none; any host may do")
     if "qos" in said:
         words += _class(said["qos"], notes)
-    if "wait" in said:
-        words.append("--wait")
+    if "array" in said:
+        words += ["--array", said["array"].value]
+    if "dependency" in said:
+        words += ["--after", after_of(said["dependency"])]
+    if "begin" in said:
+        words += ["--begin", said["begin"].value]
+    words += [f"--{name}" for name in ("hold", "wait") if name in said]
     return Translated(words, notes)
 
 
@@ -298,6 +299,38 @@ def time_of(given: Given) -> int | None:
     return seconds or None
 
 
+def after_of(given: Given) -> str:
+    """The same for `--after`, of `afterok:1:2,afterany:3`."""
+    found: list[str] = []
+    for part in given.value.split(","):
+        kind, *jobs = part.split(":")
+        ours = {"afterok": "ok", "afterany": "any"}.get(kind)
+        if ours is None or not jobs or "?" in part:
+            known = ("afterok:JOB", "afterany:JOB")
+            near = get_close_matches(kind, ("afterok", "afterany"), 1, 0.6)
+            step = (
+                f"did you mean {near[0]}:JOB?"
+                if near and kind not in OTHER_DEPENDENCIES
+                else f"--dependency={known[0]}"
+            )
+            why = OTHER_DEPENDENCIES.get(kind, f"expected {' or '.join(known)}, with commas between them")
+            raise wrong(given.place, f"invalid --dependency={given.value}", why, step)
+        for job in jobs:
+            if not re.fullmatch(r"j?[1-9]\d{0,17}", job):
+                why = "expected a job's id, such as 12"
+                raise wrong(given.place, f"invalid --dependency={given.value}", why, f"--dependency={kind}:12")
+            found.append(f"{ours}:j{job.removeprefix('j')}")
+    return ",".join(found)
+
+
+OTHER_DEPENDENCIES = {
+    "after": "a job waits here for the end of others, and not for their start",
+    "afternotok": "a job waits here for others to be done (afterok), or to end (afterany)",
+    "aftercorr": "a job waits here for a whole array, and not for tasks of it",
+    "afterburstbuffer": "there are no burst buffers here",
+    "singleton": "name the jobs that must end first: --dependency=afterany:ID",
+}
+"""Kinds of dependencies that Slurm has and Covey has not, and why they are refused."""
 OUTPUT_WORDS = {"j": "%i", "A": "%A", "a": "%a", "x": "%x", "N": "%N", "u": "%u", "t": "%r", "n": "%r", "%": "%%"}
 """Slurm's words in names of output -> ours. Slurm's ids are numbers."""
 

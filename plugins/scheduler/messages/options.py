@@ -10,6 +10,7 @@ A new option is one entry of `OPTIONS` and one typed field of `JobSpec`.
 from typing import Literal, NamedTuple, assert_never, get_args
 
 from covey.core.carried import ARGUMENTS_MAX, VARIABLES_MAX
+from plugins.scheduler.messages.arrays import FORM, TASKS_MAX
 
 JobClass = Literal["guaranteed", "auto", "opportunistic"]
 """The class of a job (AntMan §3.3). `guaranteed` counts against the tenant's quota; `opportunistic` uses what is left
@@ -107,6 +108,23 @@ OPTIONS: tuple[Option, ...] = (
         "image", "text", words=f"{IMAGE_WORDS}; or nothing", flag="--image", metavar="IMAGE",
         help="run each worker in a container of this image, as the user: a name such as pytorch:2.7, which podman has "
         "on each host, or the path of a .sif file or a folder, for apptainer (default: in no container)",
+    ),
+    Option(
+        "array", "text", words=f"{FORM}, of at most {TASKS_MAX:,} tasks; or nothing", flag="--array",
+        metavar="N-M%%K", help="an array of jobs like this one, such as 0-99%%8: one for each index, which it finds in "
+        "COVEY_TASK; each begins when there is room for it, at most 8 at once",
+    ),
+    Option(
+        "after", "text", words="a list of at most 64 jobs with how each has to end, such as ok:j3 or any:j5",
+        flag="--after", metavar="ok:JOB|any:JOB", help="start when these jobs, with commas between them, have ended: "
+        "ok: it is done, else this one is held; any: however it ended",
+    ),
+    Option(
+        "begin_wall_s", "number", 0, 1e11, words=", seconds since 1970; or nothing", flag="--begin", metavar="TIME",
+        help="start at this time at the earliest: 18:30, 2027-01-31T08:00, or in a while: 2h (agents' clocks)",
+    ),
+    Option(
+        "hold", "switch", flag="--hold", help="do not start before agentctl release",
     ),
     Option("argv", "text", words=f"a list of 1 to {ARGUMENTS_MAX} strings, the program first"),
     Option("cwd", "text", words="an absolute path of at most 4096 characters"),

@@ -26,6 +26,7 @@ from covey.core.carried import (
 )
 from covey.core.ids import HostId
 from plugins.scheduler.messages import options, output_names
+from plugins.scheduler.messages.arrays import FORM, TASKS_MAX, tasks_of
 from plugins.scheduler.messages.options import JobClass as JobClass
 from plugins.scheduler.messages.options import Pack as Pack
 
@@ -40,6 +41,9 @@ Name = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9.-]{0,62}$", max_length=63)
 TITLE_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9_.+=:@,-]{0,62}\Z"
 Title = Annotated[str, Meta(pattern=TITLE_PATTERN, max_length=63)]
 """A job's name as people write it."""
+After = Annotated[str, Meta(pattern=r"^(ok|any):j[1-9][0-9]{0,17}\Z", max_length=24)]
+"""A job that must end before this one starts: `ok:j3`, it must be done; `any:j3`, however it ends."""
+AFTER_MAX = 64
 OutputName = Annotated[str, Meta(pattern=f"^(/{TEXT}+)?\\Z", max_length=4096)]
 """The name of a file for output, with words (`messages.output_names`); empty: none."""
 Argument = Annotated[str, Meta(pattern=f"^{TEXT}*$", max_length=3 * STRING_BYTES_MAX)]
@@ -152,6 +156,15 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, rename={"job_class": "c
     hooks: bool = True
     """Whether steps of a script are seen without a change to it (`covey/hooks`)."""
     on_lost: OnLost = "heal"
+    array: Annotated[str, Meta(pattern=r"^([0-9][0-9,:%-]*)?\Z", max_length=1000)] = ""
+    """The tasks of an array as they were written (`policy.arrays`): each is a job like this one, and begins when there
+    is room for it; empty: the job is no array."""
+    after: Annotated[tuple[After, ...], Meta(max_length=AFTER_MAX)] = ()
+    """The jobs that must end before this one starts."""
+    begin_wall_s: Annotated[float, within("begin_wall_s")] | None = None
+    """When the job may start at the earliest, by the leader's wall clock, in seconds since 1970; None: at once."""
+    hold: bool = False
+    """Whether the job is held until somebody releases it."""
     stdout: OutputName = ""
     """The file to which hosts add what the ranks write (`messages.output_names`), as the user; empty: none."""
     stderr: OutputName = ""
@@ -232,6 +245,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, rename={"job_class": "c
         _check_turns(checked)
         _check_image(checked)
         _check_outputs(checked)
+        _check_array(checked)
         _settle_name(checked)
         return msgspec.convert(checked, cls)
 
@@ -294,6 +308,17 @@ def _check_outputs(checked: dict[str, Any]) -> None:
     if checked.get("stderr") and checked.get("spares"):
         why = "a spare has its output before it is known which rank it becomes, and one pipe for all of it"
         raise SpecError("stderr", "this job cannot have a file for standard error", why, "leave stderr or spares out")
+
+
+def _check_array(checked: dict[str, Any]) -> None:
+    """Check that the tasks of an array are as `policy.arrays` reads them."""
+    if not (text := checked.get("array")):
+        return
+    try:
+        tasks_of(text)
+    except ValueError as error:
+        what, next = f"invalid array: {text!r:.80}", f"expected {FORM}, of at most {TASKS_MAX:,} tasks"
+        raise SpecError("array", what, str(error), next) from None
 
 
 def _settle_name(checked: dict[str, Any]) -> None:

@@ -65,6 +65,16 @@ def workers(spec: JobSpec) -> str:
     return f"{spec.workers}..{spec.workers_max}" if spec.elastic else str(spec.workers)
 
 
+def asks(spec: JobSpec) -> str:
+    """What a job asks for, in words: `4 workers x 2 GPUs`; of an array, what each of its tasks does."""
+    each = f"{workers(spec)} x {gpus(spec.gpus_per_worker)}" if spec.gpus else f"{workers(spec)} without GPUs"
+    return f"array {spec.array} of {each}" if spec.array else each
+
+
+def time_limit(seconds: float | None) -> str:
+    return "no limit" if seconds is None else format_seconds(seconds)
+
+
 def not_elastic(spec: JobSpec) -> str:
     """Why the number of a job's processes, and what each of them does, stays."""
     return f"it was submitted with {spec.workers} workers, and not with a range of them"

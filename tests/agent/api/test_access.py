@@ -31,6 +31,7 @@ LOOKS = """agent.keys agent.local_keys
     interleave.groups""".split()  # noqa: SIM905
 OWN_READS = ["scheduler.logs", "scheduler.curve", "tuner.show"]
 OWN_CHANGES = """scheduler.cancel scheduler.move scheduler.scale scheduler.arrange scheduler.tune memory.remove
+    scheduler.hold scheduler.release scheduler.requeue scheduler.priority scheduler.update
     memory.give_up""".split()  # noqa: SIM905
 LOGS_IN = ["agent.login"]
 USES = ["scheduler.submit", "memory.create"]
@@ -187,6 +188,7 @@ def test_a_users_volume_is_the_users_own_and_counts_against_an_own_tenant() -> N
 SHOWN = {
     *("id", "tenant", "job_class", "runs_as", "state", "over", "workers", "gpus", "times", "queue", "attained_gpu_s"),
     *("epoch", "coordinator", "exit_code", "places", "beside", "reserved_gpus", "age_s", "user", "uid"),
+    *("array", "task", "held", "after", "begin_wall_s", "time_limit_s"),
 }
 """Fields of a job that are shown to everybody as they are."""
 PARTLY = {"reason", "tally", "losses"}

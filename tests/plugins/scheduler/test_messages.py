@@ -50,7 +50,11 @@ GOOD: dict[str, Any] = {
     "bind_gpus": True,
     "hooks": False,
     "stdout": "/out/%j.%r",
-    "stderr": "/out/%x",
+    "stderr": "",
+    "array": "0-9:3%2",
+    "after": ["ok:j3", "any:j5"],
+    "begin_wall_s": 5.0,
+    "hold": True,
 }
 
 
@@ -63,6 +67,7 @@ def test_a_full_job_is_taken_as_given() -> None:
     assert msgspec.to_builtins(spec) == {
         **GOOD,
         "argv": ("python", "digits.py"),
+        "after": ("ok:j3", "any:j5"),
         "time_limit_s": 60.0,
         "grace_s": 5.0,
         "hang_s": 600.0,
@@ -217,7 +222,7 @@ def test_a_misspelt_field_is_answered_with_the_nearest_one() -> None:
         assert caught.value.next == f"did you mean {right}?"
     with pytest.raises(SpecError) as caught:
         JobSpec.parse({**GOOD, "zzzzzz": 1})
-    assert caught.value.next.startswith("use one of argv, bind_gpus, class, cpus, cwd, env")
+    assert caught.value.next.startswith("use one of after, argv, array, begin_wall_s, bind_gpus, class, cpus")
 
 
 @pytest.mark.parametrize(
