@@ -7,8 +7,8 @@ import argparse
 
 from cli.client import USAGE, AgentctlError, Answer
 from cli.context import Context, not_found
+from cli.job_ids import ids_of, jobs_argument, summed_up
 from cli.jobs.jobs import FILTERS, filter_arguments, filters
-from cli.queue.asking import ids_of, jobs_argument, summed_up
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

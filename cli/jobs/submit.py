@@ -18,7 +18,10 @@ from typing import Any, assert_never
 
 from cli.client import USAGE, Agent, AgentctlError, Gone
 from cli.context import Context
-from cli.queue.times import begin_s
+from cli.job_files import reading
+from cli.job_files.reading import JobFile
+from cli.job_files.sbatch_options import Said
+from cli.times import begin_s, duration
 from plugins.scheduler.messages import options
 from plugins.scheduler.messages.options import Option
 
@@ -156,8 +159,6 @@ def submit(context: Context, args: argparse.Namespace, command: Sequence[str]) -
 
 def from_file(args: argparse.Namespace, more: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     """The options and the command of the job that the file says whose name is the first word."""
-    from cli.slurm import job_files
-
     words = args.word
 
     if len(words) > 1 or not (os.path.exists(words[0]) or words[0].endswith((".sh", ".toml", ".sbatch", ".slurm"))):
@@ -166,7 +167,38 @@ def from_file(args: argparse.Namespace, more: Sequence[str]) -> tuple[argparse.N
             what = f"unexpected argument {words[1]!r}"
             example = f"agentctl submit {words[0]} -- {' '.join(words[1:])}    (arguments of the file)"
         raise AgentctlError(USAGE, what, "the job's command must come after a lone --", example)
-    return job_files.applied(job_files.read(words[0]), args, more)
+    return with_file(reading.read(words[0]), args, more)
+
+
+def with_file(
+    file: JobFile, typed: argparse.Namespace, more: Sequence[str] = (), slurm: Said | None = None
+) -> tuple[argparse.Namespace, list[str]]:
+    """The options and the command of the job that `file` says. What was `typed` comes before what the file says;
+    `slurm`: options of sbatch that were typed; `more`: arguments of the file's command."""
+    from cli.main import Parser, refuse_unknown
+
+    parser = Parser("agentctl submit", allow_abbrev=False, add_help=False)
+    arguments(parser)
+    found, groups = parser.parse_args([]), reading.options_of(file, slurm or {})
+    for place, words in groups:
+        try:
+            found, unknown = parser.parse_known_args(words, found)
+            refuse_unknown(parser, [*unknown, *found.word])
+            fields_of(parser.parse_args(words))
+        except AgentctlError as error:
+            raise AgentctlError(error.code, f"{place}: {error.what}", error.why, error.next) from None
+    for action in parser._actions:
+        of_file, of_people = getattr(found, action.dest), getattr(typed, action.dest, action.default)
+        if isinstance(of_file, list) and action.dest != "word":
+            setattr(found, action.dest, [*of_file, *of_people])
+        elif of_people != action.default:
+            setattr(found, action.dest, of_people)
+    if getattr(typed, "nodes", None) is not None:
+        found.workers, found.pack = None, None
+    elif getattr(typed, "workers", None) is not None or getattr(typed, "pack", None) is not None:
+        found.nodes = None
+    found.name = reading.name_of(file) if found.name is None else found.name
+    return found, [*file.command, *more]
 
 
 def spec_of(args: argparse.Namespace, command: Sequence[str], environ: Mapping[str, str], here: str) -> dict[str, Any]:
@@ -391,25 +423,6 @@ def variables_of(path: str) -> dict[str, str]:
         quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "'\""
         found[name] = value[1:-1] if quoted else value
     return found
-
-
-def duration(flag: str, text: str) -> float:
-    from covey.core.units import parse_seconds
-
-    number = text.strip()
-    if number.replace(".", "", 1).isdigit() and float(number):
-        why = "a number without a unit means minutes in Slurm and seconds elsewhere"
-        raise AgentctlError(USAGE, f"{flag} {text} has no unit", why, f"{flag} {number}min, or {flag} {number}s")
-    if found := re.fullmatch(r"(?:(\d+)-)?(\d+):(\d\d)(?::(\d\d))?", number):
-        parts = [int(part or 0) for part in found.groups()]
-        days, hours, minutes, seconds = parts if found[1] or found[4] else [0, 0, *parts[1:3]]
-        whole = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
-        why = "expected a number and a unit, not Slurm's days-hours:minutes:seconds"
-        raise AgentctlError(USAGE, f"invalid {flag} {text}", why, f"{flag} {whole}s")
-    try:
-        return parse_seconds(text)
-    except ValueError as error:
-        raise AgentctlError(USAGE, f"invalid {flag} {text}", str(error), "agentctl submit --help") from None
 
 
 def memory(flag: str, text: str) -> int:

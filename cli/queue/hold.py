@@ -5,7 +5,7 @@ A job that runs is not held: `agentctl requeue JOB --hold` stops it, and holds i
 import argparse
 
 from cli.context import Context
-from cli.queue.asking import each, jobs_argument
+from cli.job_ids import each, jobs_argument
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

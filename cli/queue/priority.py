@@ -7,7 +7,7 @@ import argparse
 
 from cli.client import USAGE, AgentctlError
 from cli.context import Context
-from cli.queue.asking import each, jobs_argument
+from cli.job_ids import each, jobs_argument
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

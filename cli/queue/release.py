@@ -6,7 +6,7 @@ A job is held by its owner or an operator (`agentctl hold`, `submit --hold`), or
 import argparse
 
 from cli.context import Context
-from cli.queue.asking import each, jobs_argument
+from cli.job_ids import each, jobs_argument
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

@@ -6,7 +6,7 @@ for `agentctl release` then."""
 import argparse
 
 from cli.context import Context
-from cli.queue.asking import each, jobs_argument
+from cli.job_ids import each, jobs_argument
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

@@ -6,8 +6,8 @@ have set a timer. Requeue it first."""
 import argparse
 
 from cli.context import Context
-from cli.jobs.submit import duration
-from cli.queue.asking import each, jobs_argument
+from cli.job_ids import each, jobs_argument
+from cli.times import duration
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

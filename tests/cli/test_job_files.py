@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from cli.client import AgentctlError
-from cli.slurm import sbatch_options
-from cli.slurm.sbatch_options import Given
+from cli.job_files import sbatch_options
+from cli.job_files.sbatch_options import Given
 from tests.cli.conftest import FakeAgent
 from tests.cli.rack_answers import Job, Run
 from tests.cli.rack_answers import answers as answers

@@ -1,4 +1,4 @@
-"""Times at which a job may begin, as people and Slurm write them."""
+"""Durations and times at which a job may begin, as people and Slurm write them."""
 
 import re
 import time
@@ -59,3 +59,22 @@ def _midnight(day_s: float) -> float:
 
 def _wrong(text: str, why: str) -> AgentctlError:
     return AgentctlError(USAGE, f"invalid --begin {text[:80]}", why, EXAMPLE)
+
+
+def duration(flag: str, text: str) -> float:
+    from covey.core.units import parse_seconds
+
+    number = text.strip()
+    if number.replace(".", "", 1).isdigit() and float(number):
+        why = "a number without a unit means minutes in Slurm and seconds elsewhere"
+        raise AgentctlError(USAGE, f"{flag} {text} has no unit", why, f"{flag} {number}min, or {flag} {number}s")
+    if found := re.fullmatch(r"(?:(\d+)-)?(\d+):(\d\d)(?::(\d\d))?", number):
+        parts = [int(part or 0) for part in found.groups()]
+        days, hours, minutes, seconds = parts if found[1] or found[4] else [0, 0, *parts[1:3]]
+        whole = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+        why = "expected a number and a unit, not Slurm's days-hours:minutes:seconds"
+        raise AgentctlError(USAGE, f"invalid {flag} {text}", why, f"{flag} {whole}s")
+    try:
+        return parse_seconds(text)
+    except ValueError as error:
+        raise AgentctlError(USAGE, f"invalid {flag} {text}", str(error), "agentctl submit --help") from None

@@ -4,19 +4,17 @@ A script's lines are read up to its first command, and its text goes along as it
 changes nothing. A TOML file has the options of `agentctl submit` under their names, and `command`.
 """
 
-import argparse
 import os
 import re
 import shlex
 import sys
-import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Any, NamedTuple
 
 from cli.client import USAGE, AgentctlError
-from cli.slurm import sbatch_options
-from cli.slurm.sbatch_options import Said, wrong
+from cli.job_files import sbatch_options
+from cli.job_files.sbatch_options import Said, wrong
 
 SCRIPT_BYTES_MAX = 128 * 1024 - 1
 """The longest script: it is one argument of its shell, and Linux takes no longer one."""
@@ -98,43 +96,20 @@ def script(path: str, data: bytes) -> JobFile:
     return JobFile(options, sbatch_options.merged(slurm), command_of(path, text), stem, notes)
 
 
-def applied(
-    file: JobFile, typed: argparse.Namespace, more: Sequence[str] = (), slurm: Said | None = None
-) -> tuple[argparse.Namespace, list[str]]:
-    """The options and the command of the job that `file` says. What was `typed` comes before what the file says;
-    `slurm`: options of sbatch that were typed; `more`: arguments of the file's command."""
-    from cli.jobs import submit
-    from cli.main import Parser, refuse_unknown
-
-    parser = Parser("agentctl submit", allow_abbrev=False, add_help=False)
-    submit.arguments(parser)
-    said = sbatch_options.merged([file.slurm, slurm or {}])
+def options_of(file: JobFile, typed: Said) -> list[tuple[str, list[str]]]:
+    """The options of `agentctl submit` that a file says, by the place where they stand. `typed`: options of sbatch that
+    were typed, and come before the file's. What is other than in Slurm is said on stderr."""
+    said = sbatch_options.merged([file.slurm, typed])
     ours = sbatch_options.translated(said) if said else sbatch_options.Translated([], [])
     for note in (*file.notes, *ours.notes):
         print(f"note: {note}", file=sys.stderr)
-    found = parser.parse_args([])
-    for place, words in ((", ".join(dict.fromkeys(at.place for at in said.values())), ours.words), *file.options):
-        try:
-            found, unknown = parser.parse_known_args(words, found)
-            refuse_unknown(parser, [*unknown, *found.word])
-            submit.fields_of(parser.parse_args(words))
-        except AgentctlError as error:
-            raise AgentctlError(error.code, f"{place}: {error.what}", error.why, error.next) from None
-    for action in parser._actions:
-        of_file, of_people = getattr(found, action.dest), getattr(typed, action.dest, action.default)
-        if isinstance(of_file, list) and action.dest != "word":
-            setattr(found, action.dest, [*of_file, *of_people])
-        elif of_people != action.default:
-            setattr(found, action.dest, of_people)
-    if getattr(typed, "nodes", None) is not None:
-        found.workers, found.pack = None, None
-    elif getattr(typed, "workers", None) is not None or getattr(typed, "pack", None) is not None:
-        found.nodes = None
-    if found.name is None:
-        found.name = re.sub(r"[^A-Za-z0-9_.+=:@,-]+", "-", file.name).lstrip(".+=:@,-")[:63] or "job"
-    if said:
-        found.env = ["COVEY_SLURM=1", *found.env]
-    return found, [*file.command, *more]
+    words = [*ours.words, "--env", "COVEY_SLURM=1"] if said else []
+    return [(", ".join(dict.fromkeys(at.place for at in said.values())), words), *file.options]
+
+
+def name_of(file: JobFile) -> str:
+    """What a job is called of which neither its file nor anybody says it."""
+    return re.sub(r"[^A-Za-z0-9_.+=:@,-]+", "-", file.name).lstrip(".+=:@,-")[:63] or "job"
 
 
 def _nearly_a_mark(word: str) -> str:
@@ -166,6 +141,8 @@ def command_of(path: str, text: str) -> list[str]:
 
 
 def _toml(path: str, data: bytes) -> JobFile:
+    import tomllib  # only where it is needed: agentctl's imports are a budget
+
     name = os.path.basename(path)
     try:
         found = tomllib.loads(data.decode())

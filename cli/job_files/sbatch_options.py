@@ -4,7 +4,7 @@ here, and which are refused, in words.
     read: words -> Said (name -> value and place)          translated: Said -> options of `agentctl submit`, and notes
 
 A script runs once in each task here, where Slurm runs it once and its `srun` in each; so `srun` in a script only runs
-the command that follows it (`cli/slurm/srun.py`).
+the command that follows it (`covey/hooks/slurm/srun`).
 """
 
 import re

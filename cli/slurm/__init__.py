@@ -1,1 +1,0 @@
-"""The names and options of Slurm, and what each is here."""

@@ -1,0 +1,105 @@
+"""What people of other schedulers type, on real agents: scripts with #SBATCH lines, arrays, dependencies, holds."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.rack.living_rack import LivingRack, living_rack, wait
+
+pytestmark = [pytest.mark.rack, pytest.mark.xdist_group("rack")]
+SCRIPT = """#!/bin/sh
+#SBATCH -J BERT_large --gres=gpu:1 -n 2 -N 1
+#SBATCH --gres=gpu:2 -t 10 --array=1-5%2
+#SBATCH -o out/%x-%A-%a.txt
+echo "$SLURM_ARRAY_JOB_ID $COVEY_TASK $SLURM_PROCID of $SLURM_NTASKS"
+srun -n 1 sh -c 'echo once; test "$SLURM_ARRAY_TASK_ID" != 4'
+"""
+
+
+@pytest.fixture(scope="module")
+def rack() -> Iterator[LivingRack]:
+    with living_rack(2, 2) as found:
+        yield found
+
+
+def typed(rack: LivingRack, *words: str, code: int = 0) -> str:
+    found, said = rack.agentctl(*words)
+    assert found == code, said
+    return said
+
+
+def state(rack: LivingRack, job: str, *states: str, within_s: float = 60.0) -> None:
+    wait(f"{job} is {' or '.join(states)}", lambda: rack.job(job)["state"] in states, within_s)
+
+
+def submitted(said: str) -> str:
+    return next(line.split()[0] for line in said.splitlines() if line.startswith("j"))
+
+
+def test_an_array_of_a_script_runs_and_whoever_waits_for_it_is_held_when_a_task_failed(
+    rack: LivingRack, tmp_path: Path
+) -> None:
+    (tmp_path / "job.sh").write_text(SCRIPT)
+    typed(rack, "submit", "--cwd", str(tmp_path), "--array", "10000000", str(tmp_path / "none.sh"), code=2)
+    said = typed(rack, "submit", "--cwd", str(tmp_path), "--array", "0-9999999", str(tmp_path / "job.sh"), code=2)
+    assert "10,000,000 tasks" in said and "at most 100,000 tasks" in said
+    told = tmp_path / "told"
+    said = typed(
+        rack, "submit", "--cwd", str(tmp_path), "--notify", f'echo "$COVEY_AFTER" > {told}', str(tmp_path / "job.sh")
+    )
+    array = submitted(said)
+    after = submitted(typed(rack, "submit", "--gpus", "0", "--after", f"ok:{array}", "--", "true"))
+    state(rack, array, "failed")
+    assert rack.job(array)["reason"] == "1 of 5 tasks failed: 4"
+    number = array[1:]
+    for task in range(1, 6):
+        lines = (tmp_path / f"out/BERT_large-{number}-{task}.txt").read_text().splitlines()
+        assert sorted(lines) == [f"{number} {task} {rank} of 2" for rank in (0, 1)] + ["once"]
+    wait("the end is told", lambda: told.exists() and told.read_text() == f"{array}:failed:1\n", 30.0)
+    assert "done first, failed (exit 1)" in rack.job(after)["reason"], rack.job(after)["reason"]
+    assert "held" in typed(rack, "why", after) and rack.job(after)["held"]
+    assert after in typed(rack, "jobs", "--state", "held", "-o", "name").split()
+    typed(rack, "release", after)
+    state(rack, after, "done")
+    assert rack.job(f"{array}[4]")["exit_code"] == 1
+    assert "there is no" in typed(rack, "job", f"{array}[9]", code=3)
+
+
+def test_jobs_are_held_requeued_moved_and_cancelled_by_what_they_have_in_common(rack: LivingRack) -> None:
+    long = submitted(typed(rack, "submit", "--name", "long", "--gpus", "2", "--workers", "2", "--", "sleep", "100"))
+    state(rack, long, "running")
+    waits = [submitted(typed(rack, "submit", "--name", f"w{n}", "--gpus", "2", "--", "sleep", "100")) for n in range(3)]
+    typed(rack, "priority", waits[2], "--up")
+    listed = typed(rack, "jobs", "--sort", "queue", "--name", "w*", "-o", "csv", "--columns", "name,state")
+    assert listed.split() == ["name,state", "w2,queued", "w0,queued", "w1,queued"]
+    typed(rack, "hold", waits[2])
+    typed(rack, "update", long, "--time", "1h")
+    assert rack.job(long)["time_limit_s"] == 3600.0
+    typed(rack, "requeue", long, "--hold")
+    state(rack, waits[0], "running")
+    state(rack, waits[1], "running")
+    assert rack.job(long)["state"] == "queued" and "held: by" in rack.job(long)["reason"]
+    later = submitted(typed(rack, "submit", "--gpus", "0", "--begin", "5s", "--", "true"))
+    assert "waits for its time" in rack.job(later)["reason"]
+    said = typed(rack, "cancel", "--name", "w?,long")
+    assert said.count("agentctl wait") == 4
+    for job in (long, *waits):
+        state(rack, job, "cancelled")
+    state(rack, later, "done")
+    sweep = submitted(typed(rack, "submit", "--hold", "--gpus", "0", "--array", "0-9", "--", "true"))
+    typed(rack, "cancel", f"{sweep}[3-9]")
+    typed(rack, "release", sweep)
+    state(rack, sweep, "done")
+    assert "3 are done, 7 were cancelled" in rack.job(sweep)["reason"]
+    assert typed(rack, "jobs", "--limit", "0", code=2) and "did you mean held?" in typed(
+        rack, "jobs", "--state", "hold", code=2
+    )
+
+
+def test_a_job_waits_for_its_time_and_no_longer(rack: LivingRack) -> None:
+    began_s = time.time()
+    job = submitted(typed(rack, "submit", "--gpus", "0", "--begin", "now+3seconds", "--", "true"))
+    state(rack, job, "done")
+    assert rack.job(job)["times"]["started_wall_s"] >= began_s + 2.9
