@@ -10,7 +10,7 @@ import msgspec
 
 from covey.core.errors import Refused
 from plugins.askers import Asker, OwnerUser
-from plugins.scheduler.machine.log.jobs import STATES, Job
+from plugins.scheduler.machine.log.jobs import OVER, STATES, Job
 
 HELD = "held"
 """What a queued job is called, beside its state, that somebody has to release."""
@@ -64,7 +64,7 @@ def wish_of(given: Mapping[str, Any]) -> ListWish:
         why = f"expected a whole number from 1 to {LIMIT_MAX:,}"
         raise Refused(2, f"invalid limit: {str(limit)[:40]!r}", why, "agentctl jobs --limit 20")
     return ListWish(
-        everything=bool(given.get("all")) or any(state in ("done", "failed", "cancelled") for state in states),
+        everything=bool(given.get("all")) or any(state in OVER for state in states),
         mine=bool(given.get("mine")),
         users=_words(given, "user"),
         states=states,
