@@ -93,6 +93,8 @@ VERBS = {
     },
 }
 """Noun that has commands of its own -> command -> one line. The first is meant when none is named."""
+SLURM = ("sacct", "sbatch", "scancel", "scontrol", "sinfo", "squeue")
+"""Names of Slurm's commands: a link to agentctl of such a name is that command (`cli.slurm`)."""
 PACKAGES = {"rack": "joining"}
 """Noun that has commands of its own -> their package in `cli`, where it has another name."""
 NAMED = ("rack",)
@@ -266,6 +268,13 @@ def run(argv: Sequence[str]) -> int:
     return int(args.run(Context(args, agent, Paint(args.color))))
 
 
+def by_name(name: str, given: Sequence[str]) -> int:
+    """Run one of Slurm's commands, by whose name agentctl was called."""
+    from cli.slurm import names
+
+    return names.run(name, given)
+
+
 def seconds(text: str) -> float:
     from covey.core.units import parse_seconds
 
@@ -293,19 +302,20 @@ def forget_output() -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    name = os.path.basename(sys.argv[0]) if argv is None and sys.argv else ""
     given = sys.argv[1:] if argv is None else list(argv)
     own = given[: given.index("--")] if "--" in given else given
     as_json, debug = "--json" in own, "--debug" in own
     speak_in_any_locale()
     try:
         try:
-            return run(given)
+            return by_name(name, given) if name in SLURM else run(given)
         finally:
             sys.stdout.flush()  # here, and not when the interpreter ends
     except AgentctlError as error:
         if debug:
             raise
-        say_error(error, as_json)
+        say_error(error, as_json, name if name in SLURM else "agentctl")
         return error.code
     except BrokenPipeError:
         forget_output()  # the reader (`| head`) has seen enough

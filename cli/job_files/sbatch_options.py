@@ -37,6 +37,7 @@ NOTED = {
     "mail-user": (VALUE, ""),
     "exclusive": (MAYBE, "a GPU belongs to one job, unless its host shares GPUs; processors are asked for with -c"),
     "comment": (VALUE, ""),
+    "wckey": (VALUE, ""),
     "open-mode": (VALUE, "output is always added to what is there"),
     "verbose": (FLAG, ""),
     "oversubscribe": (FLAG, ""),

@@ -128,8 +128,8 @@ def run(context: Context) -> int:
     return submit(context, args, command)
 
 
-def submit(context: Context, args: argparse.Namespace, command: Sequence[str]) -> int:
-    """Submit the job that these options and this command say; the exit code."""
+def submitted(context: Context, args: argparse.Namespace, command: Sequence[str]) -> dict[str, Any]:
+    """The new job that these options and this command say."""
     spec = spec_of(args, command, os.environ, here(os.environ, args.cwd))
     refuse_what_is_too_large(spec)
     spec["env"].setdefault("COVEY_UMASK", f"{umask():03o}")
@@ -138,6 +138,12 @@ def submit(context: Context, args: argparse.Namespace, command: Sequence[str]) -
     if notice is not None:
         told = send(context.agent, {**notice, "after": [f"any:{job['id']}"]})
         print(f"note: {told['id']} tells of its end: agentctl job {told['id']}", file=sys.stderr)
+    return job
+
+
+def submit(context: Context, args: argparse.Namespace, command: Sequence[str]) -> int:
+    """Submit the job that these options and this command say, and say so; the exit code."""
+    job = submitted(context, args, command)
     if over_rack := (job.get("elastic") or {}).get("over_rack"):
         print(f"note: {over_rack}", file=sys.stderr)
     if args.follow:

@@ -1,11 +1,16 @@
 """What people of other schedulers type, on real agents: scripts with #SBATCH lines, arrays, dependencies, holds."""
 
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from cli.main import SLURM
+from covey.hooks import SITE
 from tests.rack.living_rack import LivingRack, living_rack, wait
 
 pytestmark = [pytest.mark.rack, pytest.mark.xdist_group("rack")]
@@ -103,3 +108,81 @@ def test_a_job_waits_for_its_time_and_no_longer(rack: LivingRack) -> None:
     job = submitted(typed(rack, "submit", "--gpus", "0", "--begin", "now+3seconds", "--", "true"))
     state(rack, job, "done")
     assert rack.job(job)["times"]["started_wall_s"] >= began_s + 2.9
+
+
+# ---- Slurm's names ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def slurm(rack: LivingRack, tmp_path: Path) -> dict[str, str]:
+    """An environment whose PATH has agentctl under Slurm's names."""
+    names = tmp_path / "names"
+    names.mkdir()
+    for name in SLURM:
+        (names / name).symlink_to(Path(sys.executable).with_name("agentctl"))
+    (names / "srun").symlink_to(Path(SITE).parent / "slurm/srun")
+    path = f"{names}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    return {**os.environ, "PATH": path, "COVEY_AGENT": rack.hosts[0].address}
+
+
+def by_name(env: dict[str, str], *words: str, code: int = 0, cwd: Path | None = None, given: str = "") -> str:
+    done = subprocess.run(words, env=env, cwd=cwd, input=given, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout if code == 0 else done.stderr
+
+
+def test_slurms_commands_are_agentctl_under_their_names(
+    rack: LivingRack, slurm: dict[str, str], tmp_path: Path
+) -> None:
+    script = (
+        "#!/bin/bash\n#SBATCH -n 2 --gres=gpu:2 -N1 -J two\nscontrol show hostnames $SLURM_JOB_NODELIST\nsleep 60\n"
+    )
+    said = by_name(slurm, "sbatch", "-t", "5", cwd=tmp_path, given=script)
+    assert said.startswith("Submitted batch job ")
+    number = said.split()[-1]
+    state(rack, f"j{number}", "running")
+    output = tmp_path / f"slurm-{number}.out"
+    wait("its output", lambda: output.exists() and output.read_text().count("gpu") == 2, 20.0)
+    assert by_name(slurm, "squeue", "-h", "-j", number, "-o", "%i %j %T %l %D").split() == [
+        *(number, "two", "RUNNING", "5:00", "1")
+    ]
+    waits = by_name(slurm, "sbatch", "--parsable", f"--dependency=afterok:{number}", "--wrap", "true", cwd=tmp_path)
+    assert "(Dependency)" in by_name(slurm, "squeue", "-t", "PENDING")
+    assert "JobState=PENDING Reason=(Dependency)" in by_name(slurm, "scontrol", "show", "job", waits.strip())
+    assert "covey*" in by_name(slurm, "sinfo")
+    by_name(slurm, "scancel", number)
+    state(rack, f"j{number}", "cancelled")
+    assert "JobHeldUser" in by_name(slurm, "squeue", "-j", waits.strip())
+    by_name(slurm, "scontrol", "release", waits.strip())
+    state(rack, f"j{waits.strip()}", "done")
+    told = by_name(slurm, "sacct", "-nP", "-j", f"{number},{waits.strip()}", "-o", "JobID,State,ExitCode")
+    assert told.splitlines() == [f"{number}|CANCELLED|0:15", f"{waits.strip()}|COMPLETED|0:0"]
+    for words, what in (
+        (("squeue", "--usr", "x"), "squeue: unknown option --usr"),
+        (("sbatch", "--gras=gpu:1", "x"), "unknown option --gras"),
+        (("scancel",), "no job is named"),
+        (("scontrol", "reboot"), "unknown command 'reboot'"),
+        (("sacct", "-o", "Frob"), "invalid field Frob"),
+        (("squeue", "-t", "X"), "invalid state X"),
+    ):
+        error = by_name(slurm, *words, code=2)
+        assert what in error and len(error.splitlines()) == 3, error
+
+
+def test_submitit_runs_functions_through_those_names(
+    rack: LivingRack, slurm: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Judged by who did not write Covey: a job, its output, a failure, and an array."""
+    submitit = pytest.importorskip("submitit")
+    monkeypatch.setenv("PATH", slurm["PATH"])
+    monkeypatch.setenv("COVEY_AGENT", slurm["COVEY_AGENT"])
+    executor = submitit.AutoExecutor(folder=tmp_path / "%j", cluster="slurm")
+    executor.update_parameters(timeout_min=5, slurm_array_parallelism=2, nodes=1, tasks_per_node=1)
+    one, wrong = executor.submit(pow, 2, 5), executor.submit(int, "x")
+    assert one.result() == 32
+    with pytest.raises(submitit.core.utils.FailedJobError):
+        wrong.result()
+    assert "ValueError" in (wrong.stderr() or "")
+    jobs = executor.map_array(pow, [2, 3, 4], [2, 2, 2])
+    assert [job.result() for job in jobs] == [4, 9, 16]
+    assert all("_" in job.job_id for job in jobs)
