@@ -218,10 +218,10 @@ class RanksSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds for which ranks may stand still, by what their processes tell, before something is done; None: for
     ever."""
     stdout: str = ""
-    """The file to which what the ranks write is added as well, by its name with words (`messages/output_names.py`);
-    empty: to none."""
+    """The file to which what the ranks write is added as well, by its name with words
+    (`plugins/scheduler/messages/output_names.py`); empty: to none."""
     stderr: str = ""
-    """The same of their standard error, where that has a file of its own; empty: it has none."""
+    """The file for their standard error, where that has one of its own; empty: it has none."""
     task: ArrayTask | None = None
     """Which task of an array the job is; None: of none."""
     after: dict[JobId, str] = {}

@@ -159,7 +159,8 @@ def wrong(place: str, what: str, why: str, next: str) -> AgentctlError:
 
 
 def translated(said: Mapping[str, Given]) -> Translated:
-    """The same for `agentctl submit`. AgentctlError names what cannot be had, and where it is asked for."""
+    """Options of `agentctl submit` that ask for what these do. AgentctlError names what cannot be had, and where it
+    stands."""
     words: list[str] = []
     notes = [f"{at.place}: --{name}: {NOTED[name][1]}" for name, at in said.items() if NOTED.get(name, ("", ""))[1]]
     words += _gang(said, notes)
@@ -301,7 +302,7 @@ def time_of(given: Given) -> int | None:
 
 
 def after_of(given: Given) -> str:
-    """The same for `--after`, of `afterok:1:2,afterany:3`."""
+    """The value of `--after` for `afterok:1:2,afterany:3`."""
     found: list[str] = []
     for part in given.value.split(","):
         kind, *jobs = part.split(":")

@@ -43,9 +43,7 @@ def submitted(said: str) -> str:
     return next(line.split()[0] for line in said.splitlines() if line.startswith("j"))
 
 
-def test_an_array_of_a_script_runs_and_whoever_waits_for_it_is_held_when_a_task_failed(
-    rack: LivingRack, tmp_path: Path
-) -> None:
+def test_an_array_runs_and_who_waits_for_it_is_held_when_a_task_failed(rack: LivingRack, tmp_path: Path) -> None:
     (tmp_path / "job.sh").write_text(SCRIPT)
     typed(rack, "submit", "--cwd", str(tmp_path), "--array", "10000000", str(tmp_path / "none.sh"), code=2)
     said = typed(rack, "submit", "--cwd", str(tmp_path), "--array", "0-9999999", str(tmp_path / "job.sh"), code=2)

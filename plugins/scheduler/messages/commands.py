@@ -230,7 +230,7 @@ class CancelAsked(CommandBase, frozen=True, kw_only=True):
     job: JobId
     by: Text = ""
     tasks: Annotated[tuple[tuple[Index, Index], ...], Meta(max_length=PARTS_MAX)] = ()
-    """Of an array: the tasks that are meant, as ranges of indices; none: all, and the array."""
+    """The tasks of an array that are meant, as ranges of indices; none: all, and the array."""
 
 
 class HoldAsked(CommandBase, frozen=True, kw_only=True):

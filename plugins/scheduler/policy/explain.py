@@ -72,6 +72,7 @@ def asks(spec: JobSpec) -> str:
 
 
 def time_limit(seconds: float | None) -> str:
+    """A time limit in words: `2 h`, `no limit`."""
     return "no limit" if seconds is None else format_seconds(seconds)
 
 

@@ -318,7 +318,7 @@ def test_a_rank_in_an_image_sees_its_jobs_gpus_here_and_what_covey_sets_holds_th
     assert container_of(plain, (), devices, endpoints, lambda given: {}) is None
 
 
-def test_slurms_variables_are_those_of_jobs_that_came_with_its_lines_and_agree_with_ours(tmp_path: Path) -> None:
+def test_jobs_that_came_with_lines_of_slurm_have_its_variables_which_agree_with_ours(tmp_path: Path) -> None:
     places = tuple(Place(HostId(f"h{n}"), (2 * n, 2 * n + 1), uuids()[2 * n : 2 * n + 2]) for n in range(2))
     spec = JobSpec.parse({"argv": ["x"], "name": "BERT_large", "workers": 4, "cpus": 3})
     for asks in ({}, {"COVEY_SLURM": "1", "PATH": "/opt"}):

@@ -49,6 +49,11 @@ class ListWish(msgspec.Struct, frozen=True):
     descending: bool = False
     limit: int | None = None
 
+    @property
+    def is_personal(self) -> bool:
+        """Whether the answer depends on who asks."""
+        return self.mine or bool(self.names)
+
 
 def wish_of(given: Mapping[str, Any]) -> ListWish:
     """The wish of a request. Refused names a wrong value, and the nearest right one."""
@@ -86,8 +91,9 @@ def _no_such(field: str, value: str, known: Sequence[str]) -> Refused:
     return Refused(2, f"invalid {field}: {value[:40]!r}", f"expected one of {', '.join(known)}", step)
 
 
-def wanted(jobs: Iterable[Job], wish: ListWish, asker: Asker, rack_s: float) -> list[Job]:
-    """The jobs that somebody wants to see, in the order that was asked for; without one, in order of admission."""
+def wanted(jobs: Iterable[Job], wish: ListWish, asker: Asker | None, rack_s: float) -> list[Job]:
+    """The jobs that somebody wants to see, in the order that was asked for; without one, in order of admission.
+    `asker`: None where the wish is not personal, or where this agent itself asks: then nobody has own jobs."""
     found = [job for job in jobs if _is_wanted(job, wish, asker)]
     if wish.sort:
         key = SORTS[wish.sort]
@@ -95,11 +101,11 @@ def wanted(jobs: Iterable[Job], wish: ListWish, asker: Asker, rack_s: float) -> 
     return found if wish.limit is None else found[: wish.limit]
 
 
-def _is_wanted(job: Job, wish: ListWish, asker: Asker) -> bool:
+def _is_wanted(job: Job, wish: ListWish, asker: Asker | None) -> bool:
     owner = job.spec.owner
     user = "" if owner is None else owner.user
     own = OwnerUser() if owner is None else OwnerUser(owner.user, owner.uid)
-    if wish.mine and not (asker.is_agent or asker.uid < 0 or own.is_user(asker)):
+    if wish.mine and not (asker is not None and (asker.is_agent or asker.uid < 0 or own.is_user(asker))):
         return False
     if wish.users and user not in wish.users:
         return False
@@ -109,7 +115,7 @@ def _is_wanted(job: Job, wish: ListWish, asker: Asker) -> bool:
         return False
     if not wish.names:
         return True
-    sees = asker.role == "operator" or asker.reads_all or own.is_user(asker)
+    sees = asker is not None and (asker.role == "operator" or asker.reads_all or own.is_user(asker))
     return sees and any(fnmatchcase(job.spec.called, pattern) for pattern in wish.names)
 
 
