@@ -55,7 +55,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--everyone", action="store_true", help="jobs of all users")
     filter_arguments(parser)
     parser.add_argument(
-        "--sort", metavar="FIELD", help="id, name, user, state, gpus, time ...; -time: the longest first"
+        "--sort", metavar="FIELD", help="id, name, user, state, gpus, time ...; =-time: the longest first"
     )
     parser.add_argument("--limit", metavar="N", help="the first N only")
     parser.add_argument("-o", "--output", choices=FORMATS, default="table", help="the form of the list")

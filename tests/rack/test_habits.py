@@ -11,7 +11,7 @@ import pytest
 
 from cli.main import SLURM
 from covey.hooks import SITE
-from tests.rack.living_rack import LivingRack, living_rack, wait
+from tests.rack.living_rack import EXAMPLES, LivingRack, living_rack, wait
 
 pytestmark = [pytest.mark.rack, pytest.mark.xdist_group("rack")]
 SCRIPT = """#!/bin/sh
@@ -106,6 +106,17 @@ def test_a_job_waits_for_its_time_and_no_longer(rack: LivingRack) -> None:
     job = submitted(typed(rack, "submit", "--gpus", "0", "--begin", "now+3seconds", "--", "true"))
     state(rack, job, "done")
     assert rack.job(job)["times"]["started_wall_s"] >= began_s + 2.9
+
+
+def test_the_files_of_the_examples_run(rack: LivingRack, tmp_path: Path) -> None:
+    sweep = submitted(typed(rack, "submit", "--cwd", str(tmp_path), str(EXAMPLES / "files/sweep.sh")))
+    hello = submitted(typed(rack, "submit", "--name", "other", str(EXAMPLES / "files/hello.toml")))
+    for job in (sweep, hello):
+        state(rack, job, "done")
+    lines = sorted(path.read_text() for path in tmp_path.glob("sweep-j*.txt"))
+    assert lines == [f"task {task} of 4, rank 0 of 1\n" for task in range(1, 5)]
+    assert (rack.job(sweep)["name"], rack.job(hello)["name"]) == ("BERT_sweep", "other")
+    assert "hello from rank 1 of 2" in typed(rack, "logs", hello)
 
 
 # ---- Slurm's names ---------------------------------------------------------------------------------------------------

@@ -54,6 +54,8 @@ NOT_TYPED = {
     "agentctl move j7 gpu2": "that job has ended, or is elsewhere, as it comes; tests/rack/test_healing.py moves ranks",
     "agentctl move j7 3 gpu5": "likewise",
     "agentctl scale j7 10": "that job has ended; tests/rack/test_healing.py scales one",
+    "agentctl submit examples/files/sweep.sh": "tests/rack/test_habits.py does: these hosts have no checkout",
+    "agentctl submit --name other examples/files/hello.toml": "likewise",
     "agentctl hold j9": "tests/rack/test_habits.py does, where it is known which job that is",
     "agentctl release j9": "likewise",
     "agentctl requeue j9": "likewise",
