@@ -270,9 +270,7 @@ def run(argv: Sequence[str]) -> int:
 
 def by_name(name: str, given: Sequence[str]) -> int:
     """Run one of Slurm's commands, by whose name agentctl was called."""
-    from cli.slurm import names
-
-    return names.run(name, given)
+    return int(importlib.import_module("cli.slurm.names").run(name, given))
 
 
 def seconds(text: str) -> float:
