@@ -93,6 +93,7 @@ def test_an_owner_out_of_all_tenants_reads_and_ends_the_own_and_takes_no_more() 
     """The job still runs: nobody else may end it but operators."""
     eves = OwnerUser("eve", EVE.uid)
     takes = {"scheduler.move", "scheduler.scale", "scheduler.arrange", "scheduler.tune"}
+    takes |= {f"scheduler.{verb}" for verb in ("hold", "release", "requeue", "priority", "update")}
     for command in (*OWN_READS, *OWN_CHANGES):
         assert may(EVE, command, eves) == (command not in takes), command
         assert not may(EVE, command, ANNS) and not may(EVE, command, None), command

@@ -114,6 +114,8 @@ class FakeApi:
                 "scheduler.move": {},
                 "scheduler.scale": {},
                 "scheduler.arrange": {},
+                "scheduler.hold": {},
+                "scheduler.priority": {},
                 "memory.export": {},
             }.items()
         }
