@@ -266,6 +266,9 @@ def refuse_what_contradicts_itself(args: argparse.Namespace) -> None:
     if args.nodes is not None and (args.workers is not None or args.pack is not None):
         what = f"--nodes and {'--workers' if args.workers is not None else '--pack'} cannot be used together"
         raise AgentctlError(USAGE, what, "--nodes N means N workers, each on a different host", "leave one of them out")
+    if args.follow and getattr(args, "array", None):
+        what, why = "--follow and --array cannot be used together", "each task of an array has output of its own"
+        raise AgentctlError(USAGE, what, why, "agentctl submit --wait ..., or agentctl logs JOB[INDEX]")
     if args.hooks is False and args.aggregate:
         what, why = (
             "--aggregate and --no-hooks cannot be used together",

@@ -241,6 +241,7 @@ def test_a_seed_that_is_not_known_is_named_by_status(run: Run, agent: FakeAgent)
         ("submit --begin soon -- python", "invalid --begin soon", "--begin 18:30"),
         ("submit --begin 2001-01-01 -- python", "invalid --begin 2001-01-01", "that time is over"),
         ("submit --notify ftp://x -- python", "invalid --notify ftp://x", "https://HOST"),
+        ("submit --follow --array 0-3 -- python", "--follow and --array", "agentctl submit --wait"),
         ("priority j1", "no place is named", "agentctl priority j1 --up"),
         ("update j1 --time 90", "--time 90 has no unit", "--time 90min"),
         ("cancel", "no job is named", "agentctl cancel j1"),

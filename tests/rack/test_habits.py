@@ -68,6 +68,9 @@ def test_an_array_runs_and_who_waits_for_it_is_held_when_a_task_failed(rack: Liv
     state(rack, after, "done")
     assert rack.job(f"{array}[4]")["exit_code"] == 1
     assert "there is no" in typed(rack, "job", f"{array}[9]", code=3)
+    assert f"task 4 of {array}" in typed(rack, "why", f"{array}[4]")
+    assert "once" in typed(rack, "logs", f"{array}[2]")
+    assert f"agentctl logs {array}[1]" in typed(rack, "logs", array, code=3)
 
 
 def test_jobs_are_held_requeued_moved_and_cancelled_by_what_they_have_in_common(rack: LivingRack) -> None:

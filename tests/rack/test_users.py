@@ -153,7 +153,8 @@ def test_a_users_job_is_the_users_on_every_host_and_others_see_its_outline(rack:
         assert (whole["user"], whole["uid"], whole["tenant"]) == ("ann", PEOPLE["ann"], "ml")
         assert whole["argv"] == ["sleep", "77711"]
         for who in ("bob", "eve"):
-            for line in ("jobs --everyone", "jobs --everyone --json", f"job {id}", f"job {id} --json", f"why {id}", "status", "hosts --json"):
+            lists = ("jobs --everyone", "jobs --everyone --json", "status", "hosts --json")
+            for line in (*lists, f"job {id}", f"job {id} --json", f"why {id}"):
                 said = typed(host, who, line)
                 assert said.returncode in (0, 8), said
                 assert "77711" not in said.stdout and "secret" not in said.stdout, (who, line)

@@ -571,6 +571,9 @@ class SchedulerService(PluginService):
         job = await self._seek(given)
         rank, offset = asked.whole(given, "rank", 0), asked.whole(given, "offset", 0)
         limit = max(0, min(asked.whole(given, "limit", LOG_PART_BYTES), LOG_PART_BYTES))
+        if job.array is not None:
+            why, first = "it is an array, and its tasks write", tasks_of(job.spec.array).first
+            raise Refused(3, f"{job.id} has no output of its own", why, f"agentctl logs {job.id}[{first}]")
         if not 0 <= rank < job.spec.world_size:
             why = f"{job.id} has ranks 0 to {job.spec.world_size - 1}"
             raise Refused(3, f"there is no rank {rank}", why, f"agentctl logs {job.id} --rank 0")
