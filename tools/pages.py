@@ -87,7 +87,8 @@ ROUTES = {
     "GET /v1/links": "how this host reaches each other one: round trip, offset of its clock, long messages",
     "GET /v1/keys": "which keys of gossip each host has, by their hash",
     "GET /v1/voters": "which hosts vote, how far each has the log, which change is under way",
-    "GET /v1/jobs": "jobs that wait or run; `?all=1`: ended ones too",
+    "GET /v1/jobs": "jobs that wait or run; `?all=1`: ended ones too; `mine=1`, `user`, `state`, `name` (patterns), "
+    "`tenant`: which (several with commas between them); `sort` (`-time`: descending), `limit`",
     "GET /v1/jobs/{id}": "one job",
     "GET /v1/jobs/{id}/curve": "the job's step time and metrics over its steps, at most 512 points",
     "GET /v1/jobs/{id}/logs": "what a rank wrote, from an offset on",
@@ -98,7 +99,12 @@ ROUTES = {
     "GET /metrics": "metrics for Prometheus (see [metrics](metrics.md))",
     "GET /states.json": "the colour of each state, for the page",
     "POST /v1/jobs": "submit a job",
-    "POST /v1/jobs/{id}/cancel": "end a job",
+    "POST /v1/jobs/{id}/cancel": "end a job, or tasks of an array (`tasks`: `3-7,9`)",
+    "POST /v1/jobs/{id}/hold": "keep a job that waits from starting",
+    "POST /v1/jobs/{id}/priority": "let a waiting job come before the others of its tenant (`up`), or behind them",
+    "POST /v1/jobs/{id}/release": "let a held job start",
+    "POST /v1/jobs/{id}/requeue": "stop a job and queue it again; `hold`: and hold it",
+    "POST /v1/jobs/{id}/update": "change a job's time limit (`time_limit_s`)",
     "POST /v1/jobs/{id}/move": "move a job's ranks from one host to another",
     "POST /v1/jobs/{id}/scale": "give an elastic job more or fewer processes",
     "POST /v1/jobs/{id}/arrange": "say where the processes of an elastic job are, how many of its ranks each host "

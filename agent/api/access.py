@@ -93,6 +93,11 @@ RULES: Mapping[str, Rule] = {
     "scheduler.curve": Rule("own", "job"),
     "scheduler.submit": Rule("use", changes=True),
     "scheduler.cancel": Rule("own", "job", changes=True, ends=True),
+    "scheduler.hold": OWN_JOB,
+    "scheduler.release": OWN_JOB,
+    "scheduler.requeue": OWN_JOB,
+    "scheduler.priority": OWN_JOB,
+    "scheduler.update": OWN_JOB,
     "scheduler.move": OWN_JOB,
     "scheduler.scale": OWN_JOB,
     "scheduler.arrange": OWN_JOB,
@@ -215,6 +220,7 @@ def own_volume(asker: Asker, given: Mapping[str, Any], tenants: Sequence[str]) -
 SAYS_NOTHING_OF_SCRIPTS = frozenset((
     *("granted", "promoted", "demoted", "upgraded", "reserves GPUs", "shares GPUs", "to move"),
     *("other jobs move for it", "owners forgotten", "tuner on", "tuner off"),
+    *("held", "released", "priority", "waits no longer", "time limit changed", "tasks cancelled"),
 ))  # fmt: skip
 """The events of a job whose reason is made of numbers and of names of hosts, jobs, tenants and users alone. The reasons
 of all others are for the job's owner: words of a script or of its host may be among them."""
@@ -267,6 +273,12 @@ def job_outline(job: JobView) -> JobView:
         age_s=job.age_s,
         user=job.user,
         uid=job.uid,
+        array=job.array,
+        task=job.task,
+        held=job.held,
+        after=job.after,
+        begin_wall_s=job.begin_wall_s,
+        time_limit_s=job.time_limit_s,
     )
 
 

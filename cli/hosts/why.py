@@ -4,11 +4,13 @@ HOST is where an event happened; `rack` means that the hosts agreed on it in the
 recorded by other hosts, so there the column names the host that recorded them."""
 
 import argparse
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from cli.client import AgentctlError
 from cli.context import Context, not_found
+from cli.job_ids import ids_of
 from cli.table import clock, plural, table
 
 TITLES = ("TIME", "HOST", "OF", "EVENT", "WHY")
@@ -21,6 +23,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(context: Context) -> int:
+    if re.fullmatch(r"j\d+[\[_]\d+\]?", context.args.id):  # a task of an array: events are those of its job
+        context.args.id = context.agent.get("jobs", *ids_of([context.args.id])).data["id"]
     try:
         answer = context.agent.gather("why", context.args.id)
     except AgentctlError as error:

@@ -13,13 +13,16 @@ from msgspec import Meta
 from covey.core.ids import HostId, JobId
 from covey.core.version import is_newer
 from plugins.facts import Place, SavedAt, StepTiming
-from plugins.scheduler.messages.spec import JobSpec, Key, SealedEnv, UserName
+from plugins.scheduler.messages.arrays import INDEX_MAX, PARTS_MAX
+from plugins.scheduler.messages.spec import JobSpec, Key, SealedEnv, UserName, within
 
 Text = Annotated[str, Meta(max_length=1000)]
 Epoch = Annotated[int, Meta(ge=0, le=1 << 62)]
 Count = Annotated[int, Meta(ge=0, le=1 << 31)]
 Step = Annotated[int, Meta(ge=0, le=1 << 53)]
 """A step's number, as large as jobs.sock takes it from a script, which may count samples."""
+Index = Annotated[int, Meta(ge=0, le=INDEX_MAX)]
+"""The index of a task of an array."""
 Wall = Annotated[float, Meta(ge=0, le=1e12)]
 Id = Annotated[str, Meta(max_length=63)]
 Seconds = Annotated[float, Meta(ge=0, le=1e12)]
@@ -226,6 +229,64 @@ class Arranged(CommandBase, frozen=True, kw_only=True):
 class CancelAsked(CommandBase, frozen=True, kw_only=True):
     job: JobId
     by: Text = ""
+    tasks: Annotated[tuple[tuple[Index, Index], ...], Meta(max_length=PARTS_MAX)] = ()
+    """The tasks of an array that are meant, as ranges of indices; none: all, and the array."""
+
+
+class HoldAsked(CommandBase, frozen=True, kw_only=True):
+    """Somebody: this job does not start before it is released."""
+
+    job: JobId
+    by: Text = ""
+
+
+class ReleaseAsked(CommandBase, frozen=True, kw_only=True):
+    """Somebody: this job may start, whoever held it, and whatever became of jobs that it waited for."""
+
+    job: JobId
+    by: Text = ""
+
+
+class RequeueAsked(CommandBase, frozen=True, kw_only=True):
+    """Somebody: this job stops under this grant, and is queued again."""
+
+    job: JobId
+    epoch: Epoch
+    hold: bool = False
+    """Whether it is held then."""
+    by: Text = ""
+
+
+class PriorityAsked(CommandBase, frozen=True, kw_only=True):
+    """Somebody: this job comes before, or behind, all others of its tenant that wait."""
+
+    job: JobId
+    up: bool
+    own: bool = False
+    """Whether only jobs of the same owner are others: nobody moves before jobs of somebody else by this."""
+    by: Text = ""
+
+
+class TimeLimitSet(CommandBase, frozen=True, kw_only=True):
+    """Somebody: this is the job's time limit from now on."""
+
+    job: JobId
+    time_limit_s: Annotated[float, within("time_limit_s")] | None
+    """Seconds that the job may run, all attempts together; None: no limit."""
+    by: Text = ""
+
+
+class BeginReached(CommandBase, frozen=True, kw_only=True):
+    """Leader: the time has come before which this job was not to start."""
+
+    job: JobId
+
+
+class TaskBegun(CommandBase, frozen=True, kw_only=True):
+    """Leader: this task of an array, the next one, becomes a job."""
+
+    job: JobId
+    index: Index
 
 
 class TimeLimitReached(CommandBase, frozen=True, kw_only=True):
@@ -397,10 +458,13 @@ class Attained(CommandBase, frozen=True, kw_only=True):
 
 AboutPlaces = PlacesLost | MoveAsked | Replaced | ScaleAsked | TuneAsked
 AboutRanks = RanksReported | RanksDone
-AboutGrant = Granted | Placed | PlaceFailed | AboutRanks | CancelAsked | TimeLimitReached | TakenBack | AboutPlaces
+AboutGrant = Granted | Placed | PlaceFailed | AboutRanks | TimeLimitReached | TakenBack | AboutPlaces
 AboutHost = HostDrained | HostForgotten
 AboutClass = Promoted | Demoted | Upgraded | GpusKept
-AboutJob = AboutGrant | AboutClass
+ByPeople = CancelAsked | HoldAsked | ReleaseAsked | RequeueAsked | PriorityAsked | TimeLimitSet
+AboutWaiting = ByPeople | BeginReached | TaskBegun
+"""Commands that find their job in any state, and say themselves which one they change."""
+AboutJob = AboutGrant | AboutClass | AboutWaiting
 Command = Submitted | AboutJob | Arranged | QuotaSet | TenantSet | AboutHost | Attained | Elapsed | Leads
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -48,7 +49,8 @@ from plugins.gossiped import DrainedNow
 from plugins.scheduler.machine.leader.leader import RackHost, memory_of
 from plugins.scheduler.machine.log.job_table import JobTable
 from plugins.scheduler.machine.log.jobs import STATES, Job
-from plugins.scheduler.messages.commands import Applied, CancelAsked, Submitted
+from plugins.scheduler.messages.arrays import tasks_of
+from plugins.scheduler.messages.commands import Applied, Submitted
 from plugins.scheduler.messages.spec import JobSpec, SpecError
 from plugins.scheduler.messages.wire import (
     EnvOf,
@@ -82,6 +84,8 @@ from plugins.scheduler.service.leadership import Leadership, set_within
 from plugins.scheduler.service.leases import HostLeases, relay
 from plugins.scheduler.service.log import QueueLog
 from plugins.scheduler.service.moves import RunningMoves
+from plugins.scheduler.service.people.lists import wanted, wish_of
+from plugins.scheduler.service.people.queue_changes import QueueChanges
 from plugins.scheduler.service.ranks.curves import Curves
 from plugins.scheduler.service.ranks.early_ends import EarlyEnds
 from plugins.scheduler.service.ranks.envs import Envs
@@ -93,6 +97,7 @@ from plugins.views import JobView, QuotaView
 
 ASK_S = 1.0
 """Seconds that a host may take to say what runs there, when a person asks."""
+_TASK = re.compile(r"(j[0-9]{1,18})\[([0-9]{1,9})\]")
 NEWS_S = 0.5
 """Seconds for which a job that this host has not heard of is waited for: news of the log take milliseconds."""
 LOG_PART_BYTES = 64 * 1024
@@ -127,6 +132,7 @@ class SchedulerService(PluginService):
         self.moves = RunningMoves(host, self.queue, self.queue_log)
         self.drains = Drains(host, self.queue, self.queue_log)
         self.tenants = Tenants(host, self.queue, self.queue_log)
+        self.changes = QueueChanges(self.queue_log, self._seek, self._job)
         self.early = EarlyEnds(host, self.queue, self.queue_log)
         self.ranks.why_failed, self.ranks.told_by.codes_of = self.early.why_failed, self.early.codes
         self.curves = Curves(self.name, host)
@@ -336,7 +342,7 @@ class SchedulerService(PluginService):
             "submit": self._submit,
             "jobs": self._jobs,
             "job": self._job,
-            "cancel": self._cancel,
+            **self.changes.commands(),
             "give_up": self._give_up,
             "drain": self._drain,
             "resume": self._resume,
@@ -405,11 +411,11 @@ class SchedulerService(PluginService):
                 "free some space there, or submit at another host; the limit is [jobs] "
                 f"disk_free_min in {self.host.id}'s agent.toml"
             )
-            raise Refused(4, f"cannot submit {spec.name} here", self.host.runner.refusal, next_step)
+            raise Refused(4, f"cannot submit {spec.called} here", self.host.runner.refusal, next_step)
         sealed = await self.envs.seal(spec.env)
         key = self.tenants.key(submitted.key, spec)
         submitted = msgspec.structs.replace(submitted, key=key, spec=msgspec.structs.replace(spec, env={}), env=sealed)
-        result = await self.queue_log.change(submitted, f"submit {spec.name}")
+        result = await self.queue_log.change(submitted, f"submit {spec.called}")
         assert isinstance(result, Applied) and result.job is not None
         id = result.job
         if not await self.queue_log.until(lambda: id in self.queue.jobs, SHOWN_S):
@@ -475,9 +481,12 @@ class SchedulerService(PluginService):
         return views.Seen(gone, leads, rack_s, views.devices_in_trouble(self.host.hosts()))
 
     async def _jobs(self, given: Mapping[str, Any]) -> list[JobView]:
-        """Jobs that wait or run, in order of admission; with `all` also the ended ones that are remembered."""
+        """Jobs that wait or run, in order of admission; with `all` also the ended ones that are remembered. What else a
+        list can be asked for: `people/lists.py`."""
+        wish = wish_of(given)
         standing, age_s, seen = self._standing(), self.host.log.age_s, self._seen()
-        jobs = list(self.queue.jobs.values()) if given.get("all") else self.queue.live()
+        jobs = list(self.queue.jobs.values()) if wish.everything else self.queue.live()
+        jobs = wanted(jobs, wish, asker_of(given) if wish.is_personal else None, seen.rack_s)
         mine = {job.id: self.ranks.told_by.job_now(job.id) for job in jobs if job.placed and job.place_on(self.host.id)}
         return [
             views.brief(
@@ -488,6 +497,7 @@ class SchedulerService(PluginService):
 
     async def _job(self, given: Mapping[str, Any]) -> JobView:
         job = await self._seek(given)
+        given = {**given, "id": job.id}
         answers = await self._ask_places(job, asked.seconds(given, "timeout_s", ASK_S)) if job.placed else {}
         heard = {host: answer for host, answer in answers.items() if answer is not None}
         view = views.job_view(self._find(given), self._standing(), self.host.log.age_s, self._seen(), heard)
@@ -511,14 +521,6 @@ class SchedulerService(PluginService):
         except (TimeoutError, Refused):
             return None
         return answer if isinstance(answer, JobNowAnswer) else None
-
-    async def _cancel(self, given: Mapping[str, Any]) -> JobView:
-        job = await self._seek(given)
-        if not job.over:
-            command = CancelAsked(wall_s=0.0, job=job.id, by=asked.by(given))
-            await self.queue_log.change(command, f"cancel {job.id}")
-            await self.queue_log.until(lambda: job.ending.after == "cancelled" or job.over, SHOWN_S)
-        return await self._job(given)
 
     async def _move(self, given: Mapping[str, Any]) -> JobView:
         await self.moves.move(await self._seek(given), given)
@@ -569,6 +571,9 @@ class SchedulerService(PluginService):
         job = await self._seek(given)
         rank, offset = asked.whole(given, "rank", 0), asked.whole(given, "offset", 0)
         limit = max(0, min(asked.whole(given, "limit", LOG_PART_BYTES), LOG_PART_BYTES))
+        if job.array is not None:
+            why, first = "it is an array, and its tasks write", tasks_of(job.spec.array).first
+            raise Refused(3, f"{job.id} has no output of its own", why, f"agentctl logs {job.id}[{first}]")
         if not 0 <= rank < job.spec.world_size:
             why = f"{job.id} has ranks 0 to {job.spec.world_size - 1}"
             raise Refused(3, f"there is no rank {rank}", why, f"agentctl logs {job.id} --rank 0")
@@ -637,11 +642,25 @@ class SchedulerService(PluginService):
         """Find a job by its id. A job that another host has just accepted is on its way here, and is waited for."""
         id = JobId(str(given.get("id", "")))
         if not self.host.log.is_leader:
-            await self.queue_log.until(lambda: self.queue.was(id), NEWS_S)
+            await self.queue_log.until(lambda: self.queue.was(JobId(id.partition("[")[0])), NEWS_S)
         return self._find(given)
+
+    def _task(self, array: JobId, index: int) -> Job:
+        """The job that a task of an array became, by `j12[3]`."""
+        whole = self._find({"id": array})
+        found = self.queue.jobs.get(self.queue.tasks.get((array, index), JobId("")))
+        if found is not None:
+            return found
+        if whole.array is None or tasks_of(whole.spec.array).place_of(index) is None:
+            why = f"{array} has the tasks {whole.spec.array}" if whole.array is not None else f"{array} is no array"
+            raise Refused(3, f"there is no {array}[{index}]", why, f"agentctl job {array}")
+        why = "it has not begun, was left out, or ended long ago and is no longer kept"
+        raise Refused(3, f"{array}[{index}] is no job now", why, f"agentctl job {array}")
 
     def _find(self, given: Mapping[str, Any]) -> Job:
         id = JobId(str(given.get("id", "")))
+        if (task := _TASK.fullmatch(id)) is not None:
+            return self._task(JobId(task[1]), int(task[2]))
         job = self.queue.jobs.get(id)
         if job is not None:
             return job

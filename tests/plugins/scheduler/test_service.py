@@ -13,6 +13,7 @@ from plugins.facts import JobPlaced, JobUnplaced, StepTimed
 from plugins.gossiped import GpusNow
 from plugins.scheduler.machine.log.job_table import JobTable
 from plugins.scheduler.messages.commands import Attained, open_command
+from plugins.scheduler.messages.spec import JobSpec
 from plugins.scheduler.policy.settings import SchedulerSettings
 from plugins.scheduler.service import views
 from plugins.scheduler.service.job_waits import JobWaits
@@ -387,7 +388,8 @@ def test_what_a_log_that_is_read_again_tells_is_not_timed_again(behind: bool) ->
         SimpleNamespace(submitted_rack_s=1.0, started_rack_s=None),
         SimpleNamespace(coordinator="h1", epoch=1),
     )
-    job = SimpleNamespace(id=JobId("j1"), over=False, times=times, grant=grant, state="placing", placed=False)
+    more = {"task": None, "spec": JobSpec.parse({"argv": ["x"]})}
+    job = SimpleNamespace(id=JobId("j1"), over=False, times=times, grant=grant, state="placing", placed=False, **more)
     waits = JobWaits(HostId("h1"), cast(JobTable, SimpleNamespace(jobs={job.id: job})))
     waits.look([job.id], 10.0, behind)
     assert waits.longest_s(4.0) == 3.0

@@ -14,6 +14,7 @@ from plugins.scheduler.machine.log import replacing
 from plugins.scheduler.machine.log.job_table import ENDED_MAX, JobTable
 from plugins.scheduler.machine.log.jobs import HOLDING, TRANSITIONS, After, Cause, FirstFailure, Job, JobEnding, State
 from plugins.scheduler.machine.log.kept_bytes import ENDED_BYTES_MAX
+from plugins.scheduler.machine.log.waiting import array_tasks, dependents
 from plugins.scheduler.messages.commands import (
     Applied,
     CancelAsked,
@@ -255,9 +256,16 @@ def end(queue: JobTable, job: Job, state: State, reason: str, wall_s: float, cod
     enter(queue, job, state, state, reason)
     queue.ended.append(job.id)
     queue.kept_bytes.over(job)
+    for after in job.holds.after:
+        queue.dependents.get(dependents.parts_of(after)[1], {}).pop(job.id, None)
+    dependents.told(queue, job)
+    if (whole := array_tasks.task_over(queue, job)) is not None:
+        end(queue, whole.array, whole.state, whole.reason, wall_s, whole.code)
     while len(queue.ended) > ENDED_MAX or queue.kept_bytes.ended > ENDED_BYTES_MAX:
         gone = queue.jobs.pop(queue.ended.pop(0))
-        del queue.keys[gone.key]
+        queue.keys.pop(gone.key, None)
+        if gone.task is not None:
+            queue.tasks.pop((gone.task.array, gone.task.index), None)
         queue.kept_bytes.forgotten(gone.id)
 
 

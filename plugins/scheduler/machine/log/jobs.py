@@ -37,6 +37,8 @@ TRANSITIONS: StateTable[State] = StateTable(
         "queued": {
             "placing": "the leader grants it GPUs of its tenant's quota and names its coordinator",
             "cancelled": "it is cancelled",
+            "done": "it is an array, and none of its tasks failed",
+            "failed": "it is an array, and some of its tasks failed",
         },
         "placing": {
             "running": "its coordinator reserved GPUs for every worker",
@@ -124,6 +126,50 @@ class JobPriority(msgspec.Struct):
     """The log's clock (`JobTable.clock_s`) when the present wait began."""
     waited_s: float = 0.0
     """Seconds of the waits before the present one, since the job's last promotion."""
+    turn: int | None = None
+    """The number in whose place the job is in the order of admission; None: its own."""
+
+
+class JobHolds(msgspec.Struct):
+    """What keeps a queued job from starting, beside GPUs."""
+
+    held: str = ""
+    """Why it is held until somebody releases it, in words; empty: it is not."""
+    after: tuple[str, ...] = ()
+    """The jobs that it still waits for (`JobSpec.after`)."""
+    begin_wall_s: float | None = None
+    """The time that it still waits for (`JobSpec.begin_wall_s`)."""
+    ended: dict[JobId, str] = {}
+    """How each job ended that it waited for: `done`, `failed 3` with its exit code."""
+
+
+class JobArray(msgspec.Struct):
+    """How far an array is."""
+
+    begun: int = 0
+    """The number of tasks that began or were passed over, in their order."""
+    live: dict[int, JobId] = {}
+    """Index -> the job of each task that has begun and not ended."""
+    left_out: tuple[tuple[int, int], ...] = ()
+    """Tasks that are never to begin, by their places in that order."""
+    closed: str = ""
+    """Why no more tasks begin, in words; empty: they do."""
+    done: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    failed_tasks: tuple[int, ...] = ()
+    """The first of them, by index."""
+    code: int = 0
+    """The exit code of the first that failed."""
+
+
+class JobTask(msgspec.Struct, frozen=True):
+    """Which task of which array a job is."""
+
+    array: JobId
+    index: int
+    tasks: str
+    """The tasks of that array, as it was submitted."""
 
 
 class JobGrant(msgspec.Struct):
@@ -275,6 +321,26 @@ class Job(msgspec.Struct, kw_only=True):
     ending: JobEnding = msgspec.field(default_factory=JobEnding)
     healing: JobHealing = msgspec.field(default_factory=JobHealing)
     measured: JobMeasured = msgspec.field(default_factory=JobMeasured)
+    holds: JobHolds = msgspec.field(default_factory=JobHolds)
+    array: JobArray | None = None
+    """How far its tasks are; None: it is no array."""
+    task: JobTask | None = None
+    """Which task it is; None: of no array."""
+
+    @property
+    def is_free(self) -> bool:
+        """Whether nothing but GPUs, quota and order keeps it from starting, or tasks of it from beginning."""
+        return not self.holds.held and not self.holds.after and self.holds.begin_wall_s is None
+
+    @property
+    def may_start(self) -> bool:
+        """Whether the job waits for GPUs, quota and order alone."""
+        return self.state == "queued" and self.array is None and self.is_free
+
+    @property
+    def turn(self) -> int:
+        """The job's place in the order of admission."""
+        return self.number if self.priority.turn is None else self.priority.turn
 
     @property
     def attained_gpu_s(self) -> float:
@@ -451,7 +517,7 @@ def row_of(job: Job, thresholds: tuple[float, ...]) -> Row:
         tenant=job.spec.tenant,
         job_class=job.job_class,
         gpus=job.spec.gpus,
-        submitted=job.number,
+        submitted=job.turn,
         attained_gpu_s=attained,
         running=job.state in HOLDING,
         first=job.priority.first,
