@@ -16,6 +16,7 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
+from agent.ports.job_records import DirectRecords, RecordFile
 from chaos.askers import USERS
 from chaos.world.clock import SimClock, SimProbes
 from chaos.world.disk import ProcessDisk, SimDisk
@@ -115,6 +116,7 @@ class SimProcess:
             starter=OneUser(self.uid),
             byte_path=host.byte_path,
             users=USERS,
+            records=host.records,
         )
 
     def spawn(self, name: str, coroutine: Coroutine[Any, Any, Any]) -> object:
@@ -389,6 +391,8 @@ class SimHost:
         self.clock = SimClock(world, start_s=world.chance.uniform(100, 100_000))
         self.probes = SimProbes(name, gpus, lambda: world.now, self._lives)
         self.disk = SimDisk(f"/var/lib/covey/{name}", random.Random(f"{world.seed}/{name}/disk"))
+        self.records = DirectRecords(RecordFile(":memory:"))
+        """Records of ended jobs, which outlive its processes as its disk does."""
         self.processes: dict[int, SimProcess] = {}
         self.commands: dict[int, Command] = {}
         """pid -> the command that was started, kept after its end."""
@@ -403,6 +407,10 @@ class SimHost:
         """What the agent process of this host runs."""
         self._last_pid = 100
         self._next_port = 32_768
+
+    def lose_records(self) -> None:
+        """Lose the records of ended jobs, as with the disk they are on."""
+        self.records = DirectRecords(RecordFile(":memory:"))
 
     def _lives(self, pid: int) -> bool:
         return pid in self.processes and self.processes[pid].alive

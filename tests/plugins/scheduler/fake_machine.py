@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from agent.ports.job_records import DirectRecords, RecordFile
 from chaos.world.clock import SimLoopStalls
 from covey.core.events import Fact
 from covey.core.ids import JobId
@@ -114,6 +115,7 @@ class Machine:
 
     def __init__(self, host: str, gpus: int) -> None:
         self.disk = FakeDisk()
+        self.records = DirectRecords(RecordFile(":memory:"))
         self.probes = FakeProbes(host, gpus)
         self.ranks: dict[tuple[JobId, int], RanksSpec] = {}
         self.ends: dict[tuple[JobId, int], RanksEnded] = {}

@@ -14,6 +14,7 @@ from covey.core.ids import HostId, JobId
 from covey.core.transitions import StateTable
 from covey.wire.job import GoneRank
 from plugins.facts import Place, SavedAt, StepTiming
+from plugins.scheduler.machine.log.bills import JobBill
 from plugins.scheduler.messages.spec import JobClass, JobSpec, SealedEnv
 from plugins.scheduler.policy.order import Row, queue_of
 
@@ -25,6 +26,8 @@ follow from that."""
 After = Literal["queued", "failed", "cancelled"]
 Cause = Literal["preempted", "host lost", "exit 75", "failed", "unfit"]
 """Why a job that ran is to run again: each cause is counted by itself, and has a limit of its own."""
+StopCause = Literal["", Cause, "time limit", "cancelled"]
+"""Why a job's ranks are told to stop; empty: they are not, or an older version did not say."""
 STATES: tuple[State, ...] = get_args(State)
 """All states, in the order in which a job passes through them."""
 HOLDING: tuple[State, ...] = get_args(Holding)
@@ -182,6 +185,8 @@ class JobEnding(msgspec.Struct):
     bytes; 0: it did not."""
     exit_code: int | None = None
     """The exit code of a job that is over."""
+    cause: StopCause = ""
+    """Why it was told to stop."""
 
 
 class SureStart(msgspec.Struct, frozen=True):
@@ -275,6 +280,7 @@ class Job(msgspec.Struct, kw_only=True):
     ending: JobEnding = msgspec.field(default_factory=JobEnding)
     healing: JobHealing = msgspec.field(default_factory=JobHealing)
     measured: JobMeasured = msgspec.field(default_factory=JobMeasured)
+    bill: JobBill = msgspec.field(default_factory=JobBill)
 
     @property
     def attained_gpu_s(self) -> float:
