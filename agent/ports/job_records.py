@@ -90,6 +90,10 @@ class RecordFile:
     def put(self, records: Sequence[JobRecord]) -> None:
         self._do(lambda base: self._put(base, records))
 
+    def drop(self, numbers: Sequence[int]) -> None:
+        """Lose the records of these jobs, as a power failure may."""
+        self._do(lambda base: self._delete(base, numbers))
+
     def find(self, asked: RecordsAsked) -> list[JobRecord]:
         return self._do(lambda base: list(self._found(base, asked)))
 
@@ -175,22 +179,27 @@ class RecordFile:
     def _put(self, base: sqlite3.Connection, records: Sequence[JobRecord]) -> None:
         for at in range(0, len(records), PART):
             part = records[at : at + PART]
-            before = _size(base, part)
+            numbers = [record.number for record in part]
+            before = _size(base, numbers)
             base.executemany(PUT, [_row(record) for record in part])
-            after = _size(base, part)
+            after = _size(base, numbers)
             self._rows += after[0] - before[0]
             self._bytes += after[1] - before[1]
         while self._rows > self._rows_max or self._bytes > self._bytes_max:
             self._trim(base, max(1, self._rows // TRIM))
 
     def _trim(self, base: sqlite3.Connection, count: int) -> None:
-        oldest = base.execute(
-            "SELECT number, length(record) FROM jobs ORDER BY ended, number LIMIT ?", (count,)
-        ).fetchall()
-        base.executemany("DELETE FROM jobs WHERE number = ?", [(number,) for number, _ in oldest])
-        base.execute("UPDATE trimmed SET below = max(below, ?)", (max(number for number, _ in oldest),))
-        self._rows -= len(oldest)
-        self._bytes -= sum(size for _, size in oldest)
+        rows = base.execute("SELECT number FROM jobs ORDER BY ended, number LIMIT ?", (count,))
+        oldest = [number for (number,) in rows]
+        self._delete(base, oldest)
+        base.execute("UPDATE trimmed SET below = max(below, ?)", (max(oldest),))
+
+    def _delete(self, base: sqlite3.Connection, numbers: Sequence[int]) -> None:
+        for at in range(0, len(numbers), PART):
+            part = numbers[at : at + PART]
+            count, size = _size(base, part)
+            base.executemany("DELETE FROM jobs WHERE number = ?", [(number,) for number in part])
+            self._rows, self._bytes = self._rows - count, self._bytes - size
 
     def _found(self, base: sqlite3.Connection, asked: RecordsAsked) -> Iterator[JobRecord]:
         where, values = _where(asked)
@@ -208,11 +217,11 @@ class RecordFile:
         return [found[gpu] for gpu in sorted(found)]
 
 
-def _size(base: sqlite3.Connection, records: Sequence[JobRecord]) -> tuple[int, int]:
+def _size(base: sqlite3.Connection, numbers: Sequence[int]) -> tuple[int, int]:
     """How many of these jobs have a record, and the bytes of these."""
-    marks = ", ".join("?" * len(records))
+    marks = ", ".join("?" * len(numbers))
     count = f"SELECT count(*), ifnull(sum(length(record)), 0) FROM jobs WHERE number IN ({marks})"
-    rows, size = base.execute(count, [record.number for record in records]).fetchone()
+    rows, size = base.execute(count, list(numbers)).fetchone()
     return rows, size
 
 

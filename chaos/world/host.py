@@ -16,7 +16,6 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
-from agent.ports.job_records import DirectRecords, RecordFile
 from chaos.askers import USERS
 from chaos.world.clock import SimClock, SimProbes
 from chaos.world.disk import ProcessDisk, SimDisk
@@ -24,6 +23,7 @@ from chaos.world.links import KEY_BYTES, SimLinks
 from chaos.world.loop import HostLoop, trace_of
 from chaos.world.net import SimDatagrams
 from chaos.world.pages import SimPages
+from chaos.world.records import SimRecords
 from chaos.world.seen import WorldSeen
 from chaos.world.spares import SimSpare
 from chaos.world.streams import SimBytes
@@ -391,8 +391,8 @@ class SimHost:
         self.clock = SimClock(world, start_s=world.chance.uniform(100, 100_000))
         self.probes = SimProbes(name, gpus, lambda: world.now, self._lives)
         self.disk = SimDisk(f"/var/lib/covey/{name}", random.Random(f"{world.seed}/{name}/disk"))
-        self.records = DirectRecords(RecordFile(":memory:"))
-        """Records of ended jobs, which outlive its processes as its disk does."""
+        self.records = SimRecords(self.disk)
+        """Records of ended jobs, on its disk."""
         self.processes: dict[int, SimProcess] = {}
         self.commands: dict[int, Command] = {}
         """pid -> the command that was started, kept after its end."""
@@ -410,7 +410,7 @@ class SimHost:
 
     def lose_records(self) -> None:
         """Lose the records of ended jobs, as with the disk they are on."""
-        self.records = DirectRecords(RecordFile(":memory:"))
+        self.records = SimRecords(self.disk)
 
     def _lives(self, pid: int) -> bool:
         return pid in self.processes and self.processes[pid].alive
@@ -467,6 +467,7 @@ class SimHost:
         for process in list(self.processes.values()):
             process.end(-signal.SIGKILL, power=True)
         self.disk.power_failed()
+        self.records.power_failed()
         for told in self.world.on_loss:
             told(self, None)
         self.world.network.changed()

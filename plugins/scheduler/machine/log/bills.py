@@ -13,6 +13,8 @@ that scripts write through it; of others it does not, so what it calls lost may 
 Used, and idle, is what hosts measured of their GPUs (`Attained.uses`).
 """
 
+from collections.abc import Collection
+
 import msgspec
 
 from covey.core.ids import HostId
@@ -26,10 +28,12 @@ SAVED_AGE_MAX_S = 3600.0
 
 
 class BillMark(msgspec.Struct, frozen=True):
-    """Where a job's sums stood at some moment: GPU·s held, and attained service."""
+    """Where a job's sums stood at some moment, GPU·s: held, attained service, and what hosts had said of this start."""
 
     held: float = 0.0
     attained: float = 0.0
+    seen: float = 0.0
+    used: float = 0.0
 
 
 class JobBill(msgspec.Struct):
@@ -74,6 +78,12 @@ class JobBill(msgspec.Struct):
         since_s = self.since.pop(f"{host} {gpu}", None)
         if since_s is not None:
             _count(self.gpus, f"{host} {device_of(gpu)}", max(0.0, rack_s - since_s))
+
+    def only(self, names: Collection[str], rack_s: float) -> None:
+        """Count no others than these."""
+        for name in [name for name in self.since if name not in names]:
+            host, _, gpu = name.partition(" ")
+            self.release(HostId(host), gpu, rack_s)
 
     def by_gpu(self, rack_s: float) -> dict[str, float]:
         """GPU·s for which each GPU was held, up to now."""
@@ -133,12 +143,12 @@ class JobBill(msgspec.Struct):
         return sums.over + sums._accounted("", again, max(attained, served))
 
     def _mark(self, attained: float) -> BillMark:
-        return BillMark(self.held_gpu_s, attained)
+        seen = sum((use.seen_gpu_s for use in self.uses.values()), 0.0)
+        return BillMark(self.held_gpu_s, attained, seen, sum((use.used_gpu_s for use in self.uses.values()), 0.0))
 
     def _accounted(self, lost_to: str, again: bool, attained: float) -> GpuSeconds:
         """The present start's time, every second of it once: first what is lost, then what starting again took, then
-        what was in use; what hosts did not see is not known. Of a start that loses its end, what hosts saw counts by
-        the part of it that is kept: what they saw up to its checkpoint was not told then."""
+        what was in use; what hosts did not see is not known."""
         start, stop, end = self.start, self.stop, self._mark(attained)
         if start is None:
             return GpuSeconds()
@@ -146,13 +156,12 @@ class JobBill(msgspec.Struct):
         held = end.held - start.held
         lost = min(held, end.held - min(max(self.safe.held, start.held), stop.held)) if lost_to else 0.0
         kept = held - lost
-        share = kept / held if held else 0.0
         unserved = min(_unserved(start, stop), _unserved(start, end))
         begun = sum((use.starting_gpu_s for use in self.uses.values()), 0.0)
         restarts = min(kept, unserved + begun) if again else 0.0
         left = kept - restarts
-        seen = min(left, share * sum((use.seen_gpu_s for use in self.uses.values()), 0.0))
-        used = min(seen, share * sum((use.used_gpu_s for use in self.uses.values()), 0.0))
+        seen = min(left, _kept(end.seen, self.safe.seen, lost, held) if lost else end.seen)
+        used = min(seen, _kept(end.used, self.safe.used, lost, held) if lost else end.used)
         idle = min(left - used, max(seen - used, 0.0 if again else unserved))
         return GpuSeconds(
             held=held,
@@ -177,6 +186,12 @@ class JobBill(msgspec.Struct):
 def _unserved(start: BillMark, end: BillMark) -> float:
     """GPU·s held between two moments in which no rank ran."""
     return max(0.0, (end.held - start.held) - (end.attained - start.attained))
+
+
+def _kept(whole: float, told: float, lost: float, held: float) -> float:
+    """How much of what hosts saw of a start belongs to the part of it that is not lost: as much of it as of the time,
+    and no less than what they had told when that part ended, or what does not fit into the rest."""
+    return max(whole * (held - lost) / held, min(told, whole), whole - lost)
 
 
 def _count(gpus: dict[str, float], name: str, gpu_s: float) -> None:

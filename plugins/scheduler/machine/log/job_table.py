@@ -168,6 +168,7 @@ class JobTable:
                 self._add(job, 1)
             for place in job.awaited:
                 self.hold(job, place)
+            job.bill.only({f"{place.host} {gpu}" for place in job.awaited for gpu in place.gpus}, self.rack_s)
 
     # ---- reading ----
 

@@ -84,7 +84,7 @@ class GpuUseSums:
         for id, job in jobs.items():
             grant = (id, 0 if job is None else job.grant.epoch)
             known = self._sums.get(grant)
-            if job is None or known is None or self._told.get(grant) == known:
+            if job is None or known is None or known == self._told.get(grant, JobUse(grant[1])):
                 continue
             found[id] = known
         return found
