@@ -29,7 +29,7 @@ def row(number: int, **said: Any) -> HistoryRow:
     at = 1_790_000_000.0 + number
     began = None if said.get("attempts") == 0 else at + 10.0
     times = {"submitted_wall_s": at, "started_wall_s": began, "ended_wall_s": at + 35.0, "took_s": 25.0}
-    return history_row(record(number, **times, **{"attempts": 1, **said}))
+    return history_row(record(number, **{**times, "attempts": 1, **said}))
 
 
 def told(*rows: HistoryRow, **said: Any) -> Any:
