@@ -18,12 +18,11 @@ import msgspec
 
 from chaos.askers import USERS
 from chaos.world.clock import SimClock, SimProbes
-from chaos.world.disk import ProcessDisk, SimDisk
+from chaos.world.disk import ProcessDisk, SimDisk, SimRecords
 from chaos.world.links import KEY_BYTES, SimLinks
 from chaos.world.loop import HostLoop, trace_of
 from chaos.world.net import SimDatagrams
 from chaos.world.pages import SimPages
-from chaos.world.records import SimRecords
 from chaos.world.seen import WorldSeen
 from chaos.world.spares import SimSpare
 from chaos.world.streams import SimBytes

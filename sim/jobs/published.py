@@ -78,7 +78,7 @@ READERS: Mapping[str, Callable[[str, str], Accounting]] = {
 # ---- one job ---------------------------------------------------------------------------------------------------------
 
 Job = tuple[str, Callable[[], Found]]
-"""Of which kind a job is (`sacct_lines.WHY`), and the job itself, if it is `kept`."""
+"""The kind of a job (`sacct_lines.WHY`), and what makes the job itself, if it is `kept`."""
 
 
 def _covey(name: str, line: int, row: Mapping[str, str]) -> Job:
