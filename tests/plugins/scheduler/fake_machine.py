@@ -146,6 +146,7 @@ class FakeRunner:
         self.machine, self.tell = machine, tell
         self.ports: dict[tuple[JobId, int], int] = {}
         self.stops: list[tuple[JobId, int, str]] = []
+        self.graces: list[tuple[JobId, int, float]] = []
         self.refusal = ""
         self.spares: dict[tuple[JobId, int], tuple[int, tuple[str, ...]]] = {}
         """The spares that are to wait here, with what they import."""
@@ -223,6 +224,7 @@ class FakeRunner:
 
     async def stop(self, job: JobId, epoch: int, grace_s: float, why: str) -> None:
         self.stops.append((job, epoch, why))
+        self.graces.append((job, epoch, grace_s))
         spec = self.machine.ranks.get((job, epoch))
         if spec is not None:
             saves = self.machine.saves_and_exits

@@ -185,7 +185,9 @@ def cancel_asked(queue: JobTable, job: Job, command: CancelAsked) -> Result:
 
 
 def time_limit_reached(queue: JobTable, job: Job) -> Result:
-    stop(queue, job, "failed", f"it reached its time limit of {job.spec.time_limit_s or 0:g} s", "time limit")
+    limit, before = f"its time limit of {job.spec.time_limit_s or 0:g} s", job.spec.signal_before_s
+    why = f"{before:g} s before {limit} it was asked to end" if before else f"it reached {limit}"
+    stop(queue, job, "failed", why, "time limit")
     return Applied(job.id)
 
 

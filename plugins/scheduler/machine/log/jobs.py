@@ -301,6 +301,13 @@ class Job(msgspec.Struct, kw_only=True):
         return max(0.0, self.ran_s(rack_s) - self.priority.base_ran_s)
 
     @property
+    def grace_s(self) -> float:
+        """Seconds between SIGTERM and SIGKILL of ranks that are told to stop now: up to its time limit for a job that
+        is warned of it."""
+        warned = self.ending.cause == "time limit" and self.spec.signal_before_s
+        return self.spec.signal_before_s if warned else self.spec.grace_s
+
+    @property
     def job_class(self) -> JobClass:
         """The job's class now, whatever was asked for."""
         if self.priority.upgraded is not None:

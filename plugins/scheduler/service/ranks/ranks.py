@@ -318,7 +318,8 @@ class LocalRanks:
     async def _stop(self, id: JobId, epoch: int, job: Job | None) -> None:
         await self._note_asked(id, epoch)
         why = job.reason if job is not None and job.grant.epoch == epoch else "its grant is over"
-        await self.host.runner.stop(id, epoch, job.spec.grace_s if job is not None else GRACE_S, why)
+        grace_s = GRACE_S if job is None else job.grace_s
+        await self.host.runner.stop(id, epoch, grace_s, why)
 
     async def _tell(self, id: JobId, job: Job | None) -> None:
         """Tell the other plugins of a gang, of every one in the rack: when it is placed, and once it is over."""
@@ -483,11 +484,11 @@ class LocalRanks:
         for id, done in self.service_gpu_s.items():
             job = self.queue.jobs.get(id)
             place = job.place_on(self.host.id) if job is not None else None
-            if job is None or place is None or job.state != "running" or job.spec.time_limit_s is None:
+            if job is None or place is None or job.state != "running" or (limit_s := job.spec.runs_for_s) is None:
                 continue
             untold_s = (done - self.reported.get(id, 0.0)) / (len(place.gpus) or len(place.ranks))
             more_s = 0.0 if job.spec.elastic else untold_s
-            if untold_s > 0 and job.ran_s(self.log.rack_clock.now_s()) + more_s >= job.spec.time_limit_s:
+            if untold_s > 0 and job.ran_s(self.log.rack_clock.now_s()) + more_s >= limit_s:
                 found.append(id)
         return found
 
