@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from covey.core.job_records import By, GpuSeconds, JobRecord, RecordsAsked, RecordsKept, RecordSum
+from covey.core.job_records import By, GpuSeconds, JobRecord, Range, RecordsAsked, RecordSum
 from covey.ports.log import Logger
 
 R = TypeVar("R")
@@ -82,7 +82,7 @@ class RecordFile:
     def __init__(self, path: str, rows_max: int = ROWS_MAX, bytes_max: int = BYTES_MAX) -> None:
         self._path, self._rows_max, self._bytes_max = path, rows_max, bytes_max
         self._open: sqlite3.Connection | None = None
-        self._rows = self._bytes = 0
+        self._rows = self._bytes = self.trimmed = 0
         self.told = ""
 
     # ---- what is asked of it ----
@@ -100,13 +100,8 @@ class RecordFile:
     def sums(self, asked: RecordsAsked, by: By) -> list[RecordSum]:
         return self._do(lambda base: self._by_gpu(base, asked) if by == "gpu" else _sums(base, asked, by))
 
-    def kept(self) -> RecordsKept:
-        return self._do(
-            lambda base: RecordsKept(
-                tuple((low, high) for low, high in base.execute(RANGES)),
-                base.execute("SELECT below FROM trimmed").fetchone()[0],
-            )
-        )
+    def ranges(self) -> tuple[Range, ...]:
+        return self._do(lambda base: tuple((low, high) for low, high in base.execute(RANGES)))
 
     def close(self) -> None:
         if self._open is not None:
@@ -161,6 +156,7 @@ class RecordFile:
         if said != "ok":
             raise Unusable(str(said))
         self._rows, self._bytes = base.execute("SELECT count(*), ifnull(sum(length(record)), 0) FROM jobs").fetchone()
+        (self.trimmed,) = base.execute("SELECT below FROM trimmed").fetchone()
 
     def _move_aside(self, why: str) -> None:
         aside = self._path + ASIDE
@@ -192,7 +188,8 @@ class RecordFile:
         rows = base.execute("SELECT number FROM jobs ORDER BY ended, number LIMIT ?", (count,))
         oldest = [number for (number,) in rows]
         self._delete(base, oldest)
-        base.execute("UPDATE trimmed SET below = max(below, ?)", (max(oldest),))
+        self.trimmed = max(self.trimmed, *oldest)
+        base.execute("UPDATE trimmed SET below = ?", (self.trimmed,))
 
     def _delete(self, base: sqlite3.Connection, numbers: Sequence[int]) -> None:
         for at in range(0, len(numbers), PART):
@@ -283,6 +280,10 @@ class ThreadedRecords:
     def told(self) -> str:
         return self._file.told
 
+    @property
+    def trimmed(self) -> int:
+        return self._file.trimmed
+
     async def put(self, records: Sequence[JobRecord]) -> None:
         await self._do(self._file.put, records)
 
@@ -292,8 +293,8 @@ class ThreadedRecords:
     async def sums(self, asked: RecordsAsked, by: By) -> list[RecordSum]:
         return await self._do(self._file.sums, asked, by)
 
-    async def kept(self) -> RecordsKept:
-        return await self._do(self._file.kept)
+    async def ranges(self) -> tuple[Range, ...]:
+        return await self._do(self._file.ranges)
 
     async def _do(self, work: Callable[..., R], *arguments: object) -> R:
         found = await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
@@ -318,6 +319,10 @@ class DirectRecords:
     def told(self) -> str:
         return self._file.told
 
+    @property
+    def trimmed(self) -> int:
+        return self._file.trimmed
+
     async def put(self, records: Sequence[JobRecord]) -> None:
         self._file.put(records)
 
@@ -327,5 +332,5 @@ class DirectRecords:
     async def sums(self, asked: RecordsAsked, by: By) -> list[RecordSum]:
         return self._file.sums(asked, by)
 
-    async def kept(self) -> RecordsKept:
-        return self._file.kept()
+    async def ranges(self) -> tuple[Range, ...]:
+        return self._file.ranges()

@@ -23,7 +23,7 @@ from typing import Any, Literal, Protocol
 
 from agent.ports.job_records import RecordFile
 from chaos.world.seen import ProcessSeen
-from covey.core.job_records import By, JobRecord, RecordsAsked, RecordsKept, RecordSum
+from covey.core.job_records import By, JobRecord, Range, RecordsAsked, RecordSum
 from covey.ports.processes import ProcessId
 
 SECTOR_BYTES = 512
@@ -471,6 +471,10 @@ class SimRecords:
     def told(self) -> str:
         return self.file.told
 
+    @property
+    def trimmed(self) -> int:
+        return self.file.trimmed
+
     async def put(self, records: Sequence[JobRecord]) -> None:
         self._try(writes=bool(records))
         self.file.put(records)
@@ -484,9 +488,9 @@ class SimRecords:
         self._try()
         return self.file.sums(asked, by)
 
-    async def kept(self) -> RecordsKept:
+    async def ranges(self) -> tuple[Range, ...]:
         self._try()
-        return self.file.kept()
+        return self.file.ranges()
 
     def power_failed(self) -> None:
         self.file.drop([number for number in self._unsynced if self._disk.rng.random() < 0.5])

@@ -166,15 +166,6 @@ class RecordSum(msgspec.Struct, frozen=True):
     seconds: GpuSeconds
 
 
-class RecordsKept(msgspec.Struct, frozen=True):
-    """What there is on this host."""
-
-    ranges: tuple[Range, ...] = ()
-    """The numbers of all jobs that have a record here, ascending."""
-    trimmed: int = 0
-    """The highest number of a record that was dropped here to make room; 0: none was."""
-
-
 class JobRecords(Protocol):
     """Records of ended jobs on this host. All work is done elsewhere than in the event loop. OSError: the data base
     cannot be read or written now; it is tried again with the next call."""
@@ -182,6 +173,10 @@ class JobRecords(Protocol):
     @property
     def told(self) -> str:
         """What became of an earlier file that could not be read, in words; empty: nothing."""
+
+    @property
+    def trimmed(self) -> int:
+        """The highest number of a record that was dropped here to make room; 0: none was."""
 
     async def put(self, records: Sequence[JobRecord]) -> None:
         """Keep these records, durably on return; of one number the newer submission stays. The oldest go where there
@@ -193,13 +188,15 @@ class JobRecords(Protocol):
     async def sums(self, asked: RecordsAsked, by: By) -> list[RecordSum]:
         """The jobs that are asked for (`RecordsAsked.limit` does not count), added up."""
 
-    async def kept(self) -> RecordsKept: ...
+    async def ranges(self) -> tuple[Range, ...]:
+        """The numbers of all jobs that have a record here, ascending."""
 
 
 class NoJobRecords:
     """A host that keeps no records."""
 
     told = ""
+    trimmed = 0
 
     async def put(self, records: Sequence[JobRecord]) -> None:
         """Keep nothing."""
@@ -210,8 +207,8 @@ class NoJobRecords:
     async def sums(self, asked: RecordsAsked, by: By) -> list[RecordSum]:
         return []
 
-    async def kept(self) -> RecordsKept:
-        return RecordsKept()
+    async def ranges(self) -> tuple[Range, ...]:
+        return ()
 
 
 NO_JOB_RECORDS = NoJobRecords()

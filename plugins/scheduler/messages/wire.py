@@ -16,7 +16,7 @@ from msgspec import Meta
 from covey.core.carried import ENV_BYTES_MAX, VARIABLES_MAX
 from covey.core.events import Message
 from covey.core.ids import HostId, JobId
-from covey.core.job_records import NUMBER_MAX, JobRecord, Range
+from covey.core.job_records import JobRecord, Range
 from plugins.facts import MemoryInUse, StepTiming
 from plugins.scheduler.messages.commands import Bytes, Count, Epoch, Id, Step, Text
 from plugins.scheduler.messages.options import CPUS_MAX
@@ -329,8 +329,6 @@ class RecordsAnswer(Message, frozen=True):
     records: Annotated[tuple[JobRecord, ...], Meta(max_length=RECORDS_MAX)] = ()
     more: bool = False
     """Whether there are more of them than one answer takes."""
-    trimmed: Annotated[int, Meta(ge=0, le=NUMBER_MAX)] = 0
-    """The highest number of a record that was dropped there to make room; 0: none was."""
 
 
 Talk = (

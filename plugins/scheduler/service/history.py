@@ -12,8 +12,6 @@ import asyncio
 from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any, TypeVar
 
-import msgspec
-
 from covey.core.errors import Refused
 from covey.core.ids import HostId, JobId
 from covey.core.job_records import (
@@ -21,7 +19,6 @@ from covey.core.job_records import (
     JobRecord,
     Range,
     RecordsAsked,
-    RecordsKept,
     lacking,
     ranges_of,
 )
@@ -55,12 +52,13 @@ class JobHistory:
         self._new: dict[JobId, JobRecord] = {}
         """Records that are not written yet."""
         self._news = asyncio.Event()
-        self._kept = RecordsKept()
-        """What there is in the data base."""
+        self._ranges: tuple[Range, ...] = ()
+        """The numbers of all records that are, or were, in the data base."""
         self._told: str | None = None
-        """What was said of a damaged file when `_kept` was read; None: it was not read yet."""
+        """What was said of a damaged file when `_ranges` was read; None: it was not read yet."""
         self._nowhere: tuple[Range, ...] = ()
-        """Numbers of which all hosts said that they have no record."""
+        """Numbers of which all of `_asked` said that they have no record."""
+        self._asked: frozenset[HostId] = frozenset()
         self._filling = asyncio.Lock()
         self.trouble = ""
         """Why records cannot be written or read now; empty: they can."""
@@ -100,7 +98,7 @@ class JobHistory:
         """Bring what is new to disk; whether all of it is there."""
         try:
             if self._told != self._records.told:
-                self._kept, self._told = await self._records.kept(), self._records.told
+                self._ranges, self._told = await self._records.ranges(), self._records.told
                 self._again()
             while self._new:
                 part = dict(list(self._new.items())[:RECORDS_MAX])
@@ -121,12 +119,7 @@ class JobHistory:
         self.look([JobId(id) for id in self._queue.ended])
 
     def _has(self, numbers: Sequence[int]) -> None:
-        known = [bound for low_high in self._kept.ranges for bound in low_high]
-        if numbers and known and min(numbers) == known[-1] + 1 and len(numbers) == 1:
-            ranges: tuple[Range, ...] = (*self._kept.ranges[:-1], (self._kept.ranges[-1][0], numbers[0]))
-        else:
-            ranges = asked_for.joined(self._kept.ranges, ranges_of(sorted(set(numbers))))
-        self._kept = msgspec.structs.replace(self._kept, ranges=ranges)
+        self._ranges = asked_for.joined(self._ranges, ranges_of(sorted(set(numbers))))
 
     # ---- what this host lacks ----
 
@@ -135,8 +128,8 @@ class JobHistory:
         no host has."""
         live = ranges_of(sorted(job.number for job in self._queue.live()))
         written = ranges_of(sorted(record.number for record in self._new.values()))
-        here = asked_for.joined(asked_for.joined(self._kept.ranges, live), written)
-        below = self._kept.trimmed
+        here = asked_for.joined(asked_for.joined(self._ranges, live), written)
+        below = self._records.trimmed
         here = asked_for.joined(here, ((1, below),)) if below else here
         return lacking(self._queue.next_number, asked_for.joined(here, self._nowhere))
 
@@ -144,7 +137,9 @@ class JobHistory:
         """Fetch what this host lacks from the others; those that did not answer, and why."""
         async with self._filling:
             silent: dict[HostId, str] = {}
-            views = [view for view in self._host.hosts() if view.host != self._host.id and view.state != "left"]
+            views = [view for view in self._host.hosts() if view.host != self._host.id]
+            if self._asked != (asked := frozenset(view.host for view in views)):
+                self._asked, self._nowhere = asked, ()
             for view in views:
                 if not (missing := self.lacks()):
                     return {}
@@ -174,7 +169,7 @@ class JobHistory:
             self._has([record.number for record in answer.records])
             if answer.more and not answer.records:
                 return False
-            missing = asked_for.without(missing, self._kept.ranges) if answer.more else missing[:-RANGES_MAX]
+            missing = asked_for.without(missing, self._ranges) if answer.more else missing[:-RANGES_MAX]
         return True
 
     async def answer(self, wanted: RecordsWanted) -> RecordsAnswer:
@@ -186,7 +181,12 @@ class JobHistory:
             next = f"look at {self._host.id}'s disk, and try again"
             raise Refused(75, "records of jobs cannot be read now", f"its disk fails: {error}", next) from error
         taken = asked_for.fitting(found[:RECORDS_MAX], ANSWER_BYTES_MAX)
-        return RecordsAnswer(tuple(taken), len(taken) < len(found), self._kept.trimmed)
+        return RecordsAnswer(tuple(taken), len(taken) < len(found))
+
+    def notes(self) -> list[str]:
+        """What is wrong with the records of this host, for `agentctl status`."""
+        failing = [f"records of ended jobs cannot be written: {self.trouble}"] if self.trouble else []
+        return [*failing, *([self._records.told] if self._records.told else [])]
 
     # ---- what people ask ----
 
@@ -195,7 +195,7 @@ class JobHistory:
         asks = asked_for.own(asked_for.records(given), asker_of(given))
         silent = await self._whole()
         rows = [history_row(record) for record in await self._read(self._records.find(asks))]
-        missing, trimmed = asked_for.count(self.lacks()), self._kept.trimmed
+        missing, trimmed = asked_for.count(self.lacks()), self._records.trimmed
         return HistoryView(jobs=rows, unanswered=silent, missing=missing, trimmed=trimmed, damaged=self._records.told)
 
     async def report(self, given: Mapping[str, Any]) -> ReportView:
@@ -213,7 +213,7 @@ class JobHistory:
             live=len(live),
             unanswered=silent,
             missing=asked_for.count(self.lacks()),
-            trimmed=self._kept.trimmed,
+            trimmed=self._records.trimmed,
             damaged=self._records.told,
         )
 

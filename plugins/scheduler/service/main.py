@@ -339,7 +339,7 @@ class SchedulerService(PluginService):
     # ---- what people ask ----
 
     def notes(self) -> list[str]:
-        return self.gpus_here.notes()
+        return [*self.gpus_here.notes(), *self.history.notes()]
 
     def commands(self) -> Mapping[str, Command]:
         return {

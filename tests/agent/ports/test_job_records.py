@@ -100,7 +100,9 @@ def test_the_oldest_go_where_there_are_too_many_and_which_is_told(tmp_path: Path
     file = RecordFile(str(tmp_path / "jobs.db"), rows_max=100)
     file.put([record(number) for number in range(1, 151)])
     assert numbers(file)[-1] == 51 and len(numbers(file)) <= 100
-    assert file.kept().trimmed == 50 and file.kept().ranges == ((51, 150),)
+    assert file.trimmed == 50 and file.ranges() == ((51, 150),)
+    file.close()
+    assert RecordFile(str(tmp_path / "jobs.db")).ranges() == ((51, 150),)
     size = len(msgspec.msgpack.encode(record(1000)))
     file = RecordFile(str(tmp_path / "others.db"), bytes_max=10 * size)
     for number in range(1000, 1100):

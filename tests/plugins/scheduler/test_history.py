@@ -101,7 +101,7 @@ def forget(rack: Rack, *names: str) -> None:
     for name in names:
         kept, queue = rack[name].service.history, rack[name].service.queue
         kept._records = DirectRecords(RecordFile(":memory:"))
-        kept._kept = msgspec.structs.replace(kept._kept, ranges=())
+        kept._ranges = ()
         for id in list(queue.ended):
             queue.kept_bytes.forgotten(id)
             queue.keys.pop(queue.jobs.pop(id).key)
@@ -168,11 +168,11 @@ async def test_a_disk_that_fails_loses_no_record_and_is_told(rack: Rack) -> None
     file: Any = rack["gpu1"].machine.records._file
     put, file.put = file.put, lambda rows: (_ for _ in ()).throw(OSError(28, "No space left on device"))
     await ended(rack)
-    assert "No space left" in rack["gpu1"].service.history.trouble and records(rack, "gpu1") == []
+    assert "No space left" in rack["gpu1"].service.notes()[-1] and records(rack, "gpu1") == []
     assert len(records(rack, "gpu2")) == 1
     file.put = put
     await asyncio.sleep(15.0)
-    assert len(records(rack, "gpu1")) == 1 and rack["gpu1"].service.history.trouble == ""
+    assert len(records(rack, "gpu1")) == 1 and rack["gpu1"].service.notes() == []
 
 
 @on_a_rack({"gpu1": 2, "gpu2": 2})
