@@ -110,9 +110,9 @@ def in_use(job: Mapping[str, Any]) -> str:
     if not job["gpus"]:
         return ""
     used, idle = job["seconds"]["used_gpu_s"], job["seconds"]["idle_gpu_s"]
-    if not used and job["seconds"]["unknown_gpu_s"]:
-        return "not known: no driver said"
-    return f"{100 * used / (used + idle):.0f} % of the time that was seen and not lost" if used + idle else ""
+    if not used + idle:
+        return "not known: no driver said" if job["seconds"]["unknown_gpu_s"] else ""
+    return f"{100 * used / (used + idle):.0f} % of the time that was seen and not lost"
 
 
 def step(job: Mapping[str, Any]) -> str:

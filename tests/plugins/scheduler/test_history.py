@@ -9,7 +9,9 @@ import pytest
 
 from agent.ports.job_records import DirectRecords, RecordFile
 from covey.core.errors import Refused
+from covey.core.ids import JobId
 from covey.core.job_records import JobRecord, RecordsAsked
+from plugins.facts import StepTimed
 from plugins.scheduler.machine.log import job_endings
 from plugins.scheduler.messages.wire import RecordsAnswer, RecordsWanted
 from plugins.scheduler.service import history
@@ -204,3 +206,33 @@ async def test_jobs_that_end_and_are_forgotten_before_anybody_looks_are_recorded
     rack.finish("j1", dict.fromkeys(range(4), -15))
     await asyncio.sleep(5.0)
     assert sorted(each.id for each in records(rack, "gpu1")) == [f"j{number}" for number in range(1, 7)]
+
+
+# ---- what hosts measure ----------------------------------------------------------------------------------------------
+
+
+@on_a_rack({"gpu1": 2, "gpu2": 2})
+async def test_what_drivers_tell_comes_into_the_bill_and_what_they_do_not_is_not_known(rack: Rack) -> None:
+    for name, utilization in (("gpu1", 0.5), ("gpu2", None)):
+        probes = rack[name].machine.probes
+        told = {"simulated": False, "utilization": utilization, "memory_used_bytes": 20 << 30}
+        probes._gpus = [msgspec.structs.replace(gpu, **told) for gpu in probes._gpus]
+    await submit(rack)
+    await until(lambda: rack.job("j1").state == "running")
+    await asyncio.sleep(62.0)
+    await rack.restart("gpu1")  # its sums go on from what the log knows
+    await asyncio.sleep(30.0)
+    for step in range(12):
+        for host in rack.hosts.values():
+            host.publish(StepTimed(JobId("j1"), 1, 0, step, 2.0, 0.5, 0.25, {}, 1.24, 21 << 30))
+    await asyncio.sleep(13.0)
+    rack.finish("j1")
+    await until(lambda: rack.job("j1").over)
+    await asyncio.sleep(2.0)
+    (record,) = records(rack, "gpu2")
+    seconds = record.seconds
+    seconds.check()
+    assert 0.5 * seconds.held - 1.0 < seconds.unknown < 0.6 * seconds.held, "of gpu2 nothing is known"
+    assert seconds.used == pytest.approx(seconds.idle, rel=0.1) and 80.0 < seconds.used < 110.0, "half, on two GPUs"
+    assert (record.gpu_bytes, record.step_s, record.input_s, record.steps) == (21 << 30, 2.0, 1.24, 11)
+    assert rack.job("j1").bill.uses == {}, "the next start has its own"
