@@ -4,7 +4,6 @@ import base64
 from typing import Any
 
 from cli.client import Agent, AgentctlError
-from cli.jobs.log_lines import last_state
 from cli.table import Paint, printable
 
 LINES = 20
@@ -48,7 +47,10 @@ def lines_of(data: bytes, whole: bool) -> list[str]:
     """The last lines of this output, as a terminal would show them. `whole`: it begins with a line."""
     found = data.split(b"\n")
     found = found if whole or len(found) == 1 else found[1:]
-    text = [printable(last_state(line).decode(errors="replace").expandtabs()).rstrip() for line in found]
+    text = [
+        printable(line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace").expandtabs()).rstrip()
+        for line in found
+    ]
     kept = [line if len(line) <= LINE_MAX else f"{line[:LINE_MAX]}..." for line in text]
     while kept and not kept[-1]:
         kept.pop()

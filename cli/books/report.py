@@ -12,7 +12,6 @@ from typing import Any
 from cli.books.history import filters, hours, not_whole, query
 from cli.client import USAGE, AgentctlError
 from cli.context import Context, not_found
-from cli.jobs.jobs import step_time
 from cli.table import clock, pairs, plural, table
 from covey.core.units import format_seconds, format_size
 
@@ -123,7 +122,8 @@ def step(job: Mapping[str, Any]) -> str:
     shares = {what: 100 * job[field] / job["step_s"] for what, field in parts.items()}
     waits = [f"{what} {share:.0f} %" for what, share in shares.items() if share >= 0.5]
     waited = f", of which it waited {', '.join(waits)}" if waits else ""
-    return f"{step_time(job['step_s'])}{waited}"
+    took_s = job["step_s"]
+    return f"{format_seconds(took_s) if took_s >= 1 else f'{took_s * 1000:.3g} ms'}{waited}"
 
 
 def memory(size: int, has: bool) -> str:
