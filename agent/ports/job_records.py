@@ -199,10 +199,24 @@ class RecordFile:
             self._rows, self._bytes = self._rows - count, self._bytes - size
 
     def _found(self, base: sqlite3.Connection, asked: RecordsAsked) -> Iterator[JobRecord]:
+        if asked.numbers:
+            return self._of_numbers(base, asked.numbers, asked.limit)
         where, values = _where(asked)
         limit = f" LIMIT {int(asked.limit)}" if asked.limit else ""
         rows = base.execute(f"SELECT record FROM jobs{where} ORDER BY ended DESC, number DESC{limit}", values)
         return (_decode(record) for (record,) in rows)
+
+    @staticmethod
+    def _of_numbers(base: sqlite3.Connection, numbers: Sequence[Range], limit: int) -> Iterator[JobRecord]:
+        """Records of these numbers, the highest first, without a look at more than are returned."""
+        left = limit or -1
+        for low, high in reversed(numbers):
+            rows = "SELECT record FROM jobs WHERE number BETWEEN ? AND ? ORDER BY number DESC LIMIT ?"
+            for (record,) in base.execute(rows, (low, high, left)):
+                left -= left > 0
+                yield _decode(record)
+            if not left:
+                return
 
     def _by_gpu(self, base: sqlite3.Connection, asked: RecordsAsked) -> list[RecordSum]:
         found: dict[str, RecordSum] = {}
@@ -254,9 +268,6 @@ def _where(asked: RecordsAsked) -> tuple[str, list[Any]]:
         said.append(("instr(hosts, ?) > 0", [f" {asked.host} "]))
     if asked.since_wall_s is not None:
         said.append(("ended >= ?", [asked.since_wall_s]))
-    if asked.numbers:
-        each = " OR ".join(["number BETWEEN ? AND ?"] * len(asked.numbers))
-        said.append((f"({each})", [bound for low_high in asked.numbers for bound in low_high]))
     if not said:
         return "", []
     return f" WHERE {' AND '.join(words for words, _ in said)}", [value for _, values in said for value in values]

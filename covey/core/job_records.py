@@ -149,6 +149,7 @@ class RecordsAsked(msgspec.Struct, frozen=True):
     """Jobs of this user's number."""
     number: int | None = None
     numbers: tuple[Range, ...] = ()
+    """These numbers, the highest first; other fields but `limit` do not count then."""
     limit: int = 0
     """The newest so many, by when they ended; 0: all."""
 
