@@ -199,10 +199,14 @@ async def test_jobs_that_end_and_are_forgotten_before_anybody_looks_are_recorded
     monkeypatch.setattr(job_endings, "ENDED_MAX", 1)
     for _ in range(6):
         await submit(rack, workers=4)
-    looked, rack["gpu1"].service.queue.changed = rack["gpu1"].service.queue.changed, list  # type: ignore[method-assign]
+    queues = [host.service.queue for host in rack.hosts.values()]
+    looks = [queue.changed for queue in queues]
+    for queue in queues:
+        queue.changed = list  # type: ignore[method-assign]
     for number in range(1, 7):
         await rack["gpu2"].call("cancel", id=f"j{number}")
-    rack["gpu1"].service.queue.changed = looked  # type: ignore[method-assign]
+    for queue, look in zip(queues, looks, strict=True):
+        queue.changed = look  # type: ignore[method-assign]
     rack.finish("j1", dict.fromkeys(range(4), -15))
     await asyncio.sleep(5.0)
     assert sorted(each.id for each in records(rack, "gpu1")) == [f"j{number}" for number in range(1, 7)]
