@@ -8,6 +8,7 @@ is what it held, over all its starts; `agentctl report` says what became of them
 import argparse
 import csv
 import io
+import sys
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -22,6 +23,8 @@ TITLES = (
     *("WHERE", "WHY"),
 )
 NUMBERS = ("WAITED", "TOOK", "GPUS", "GPU-HOURS", "STARTS")
+LIMIT = 1000
+"""How many jobs an agent shows unless it is told otherwise (`plugins.scheduler.machine.books.asked_for`)."""
 FORMATS = ("table", "json", "csv", "sacct")
 DATES = ("%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S")
 CSV = (
@@ -88,6 +91,9 @@ def since(text: str | None, now_s: float) -> float | None:
 def run(context: Context) -> int:
     answer = context.agent.get("history", **query(context, "user", "tenant", "name", "state", "host", "limit"))
     jobs, form = answer.data["jobs"], context.args.format
+    more = cut(len(jobs), context.args.limit)
+    if more and form in ("csv", "sacct"):
+        print(more, file=sys.stderr)  # whoever adds these up is to know
     if context.json or form == "json":
         context.say_json(answer.whole)
     elif form == "csv":
@@ -96,8 +102,14 @@ def run(context: Context) -> int:
         context.say(as_sacct(jobs))
     else:
         context.say(table(TITLES, map(row, jobs), NUMBERS, context.paint))
-        context.as_of(answer, plural(len(jobs), "job"), *not_whole(answer.data))
+        context.as_of(answer, *([more] if more else [plural(len(jobs), "job")]), *not_whole(answer.data))
     return context.whole(answer)
+
+
+def cut(count: int, limit: int | None) -> str:
+    """What is said where there may be more jobs than are shown; empty: there are not."""
+    most = LIMIT if limit is None else limit
+    return f"the newest {plural(count, 'job')}, there may be more: --limit N" if count >= most else ""
 
 
 def not_whole(data: dict[str, Any]) -> list[str]:

@@ -14,6 +14,7 @@ import pytest
 from cli.books import ending, history
 from cli.table import Paint
 from plugins.history_views import HistoryRow, JobReportView, ReportRow, ReportView, gpu_seconds, history_row
+from plugins.scheduler.machine.books import asked_for
 from sim.jobs.trace import read_trace
 from sim.main import main as covey_sim
 from tests.agent.ports.test_job_records import HELD, record
@@ -68,6 +69,12 @@ def test_what_records_lack_is_said_and_not_shown_as_nothing(run: Run, agent: Fak
     _, out, _ = run("history")
     assert "3 more jobs of which no record was found" in out and "jobs up to j50 were dropped" in out
     assert "jobs.db could not be read" in out
+    agent.replies["GET /v1/history"] = told(*ROWS)
+    assert "the newest 4 jobs, there may be more: --limit N" in run("history", "--limit", "4")[1]
+    code, out, error = run("history", "--limit", "4", "-o", "csv")
+    assert (code, len(out.splitlines())) == (0, 5) and "there may be more" in error
+    assert "there may be more" not in "".join(run("history", "-o", "csv")[1:])
+    assert history.LIMIT == asked_for.LIMIT
 
 
 @pytest.mark.parametrize("words", [("--since", "yesterday"), ("-o", "parquet"), ("--limit", "many"), ("--by", "user")])
