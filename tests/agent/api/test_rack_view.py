@@ -269,7 +269,7 @@ async def test_whoever_asks_of_links_while_they_are_found_out_shares_the_answer(
         assert told is agent.refusal, "each is told, and the agent goes on"
 
 
-async def test_hosts_that_may_have_records_are_named_beside_a_history_and_its_plugin_may_be_off(
+async def test_hosts_that_may_have_records_are_named_beside_a_history(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     agent: Any = FakeAgent()

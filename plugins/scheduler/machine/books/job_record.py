@@ -22,7 +22,7 @@ def record_of(job: Job, rack_s: float, wall_s: float) -> JobRecord:
         number=job.number,
         submitted_wall_s=times.submitted_wall_s,
         ended_wall_s=max(0.0, wall_s) if times.ended_wall_s is None else times.ended_wall_s,
-        name=spec.name[:NAME_MAX],
+        name=spec.called[:NAME_MAX],
         tenant=spec.tenant[:NAME_MAX],
         user="" if owner is None else owner.user[:NAME_MAX],
         uid=None if owner is None else owner.uid,
