@@ -29,6 +29,8 @@ NOUNS = {
     "interference": (LOOK, "show how much jobs that share a GPU slow the guaranteed one"),
     "jobs": (LOOK, "list jobs, and why each is in its state (-a: ended ones too)"),
     "job": (LOOK, "show one job: hosts, ranks, steps"),
+    "history": (LOOK, "list jobs that have ended, also those of long ago"),
+    "report": (LOOK, "show what became of GPU-hours: used, idle, lost; by user, tenant, GPU, or of one job"),
     "logs": (LOOK, "show what a job's ranks wrote (-f: follow)"),
     "why": (LOOK, "show all events of one job, slab, volume or host"),
     "slabs": (LOOK, "list the slabs of all volumes, and the host that lends memory for each"),
@@ -67,6 +69,7 @@ FOLDERS = {
     ),
     "memory": ("memory", "slabs"),
     "queue": ("hold", "priority", "release", "requeue", "update"),
+    "books": ("history", "report"),
 }
 VERBS = {
     "rack": {

@@ -365,6 +365,11 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     coordinator: HostId | None = None
     exit_code: int | None = None
     """The job's exit code: 0, the first failing rank's status, or 128+N for signal N; None until it ended."""
+    ended_as: str = ""
+    """How the job ended: `done`, `cancelled`, `timeout`, `oom, peak 31 GiB`, `node-lost`, `preempted`, `failed 3`;
+    empty: it has not ended."""
+    failed_rank: int | None = None
+    """The rank whose failure ended the job, the first one; None: none did."""
     oom_bytes: int = 0
     """The most memory that ranks had of which the kernel killed a process at their limit, bytes; 0: it killed none."""
     places: tuple[Place, ...] = ()

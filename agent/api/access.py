@@ -8,7 +8,8 @@ own jobs and volumes. A command that is not in `RULES` is refused to everybody, 
 known.
 
 Everybody sees every job, since a rack is shared: who, tenant, state, GPUs, place in the queue. Of a job that belongs to
-somebody else nothing more is shown: no name, no arguments, no directory, no words that a script or its host said.
+somebody else nothing more is shown: no name, no arguments, no directory, no words that a script or its host said. Of
+the records of ended jobs (`history`, `report`) a user sees own ones only: the commands see to that, by who asks.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -89,6 +90,11 @@ RULES: Mapping[str, Rule] = {
     "scheduler.tenants": LOOK,
     "scheduler.rack": LOOK,
     "scheduler.gpu_uses": LOOK,
+    "scheduler.history": LOOK,
+    "scheduler.report": LOOK,
+    "scheduler.report_job": LOOK,
+    "agent.history": LOOK,
+    "agent.report": LOOK,
     "scheduler.logs": Rule("own", "job"),
     "scheduler.curve": Rule("own", "job"),
     "scheduler.submit": Rule("use", changes=True),

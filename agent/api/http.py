@@ -318,6 +318,9 @@ class HttpApi:
         get("/v1/jobs/{id}/tuner", self._ask("tuner.show", _path_id))
         get("/v1/jobs/{id}/curve", self._ask("scheduler.curve", _path_and_wait))
         get("/v1/jobs/{id}/logs", self._ask("scheduler.logs", _log_place))
+        get("/v1/history", self._ask("agent.history", _query))
+        get("/v1/report", self._ask("agent.report", _query))
+        get("/v1/jobs/{id}/report", self._ask("scheduler.report_job", _path_id))
         get("/v1/links", self._ask("agent.links", _nothing))
         get("/v1/why/{id:.*}", self._ask("agent.why", _path_and_wait))
         get("/livez", self._livez)
@@ -467,6 +470,10 @@ async def _list_wish(request: web.Request) -> dict[str, Any]:
     for name in ("all", "mine"):
         given[name] = given.get(name, "") not in ("", "0", "false")
     return given
+
+
+async def _query(request: web.Request) -> dict[str, Any]:
+    return dict(request.query)
 
 
 async def _path_id(request: web.Request) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from cli.books.ending import ended, last_lines
 from cli.client import AgentctlError
 from cli.context import Context, not_found
 from cli.job_ids import ids_of
@@ -46,13 +47,16 @@ def run(context: Context) -> int:
 
 
 def say_now(context: Context) -> None:
-    """A job that has not ended: its state and the reason, for what it waits for is no event."""
+    """A job's state and the reason: what one waits for is no event, and of one that failed the last lines that its
+    rank wrote say more."""
     try:
         view = context.agent.get("jobs", context.args.id).data
     except AgentctlError:
         return
-    if not view["over"]:
-        context.say(f"now {context.paint.state(view['state'])}{': ' if view['reason'] else ''}{view['reason']}")
+    if not view["over"] or view["state"] == "failed":
+        context.say(f"{'' if view['over'] else 'now '}{ended(view, context.paint)}")
+        for line in last_lines(context.agent, view):
+            context.say(line)
 
 
 def where(line: Mapping[str, Any]) -> str:

@@ -27,6 +27,7 @@ Wall = Annotated[float, Meta(ge=0, le=1e12)]
 Id = Annotated[str, Meta(max_length=63)]
 Seconds = Annotated[float, Meta(ge=0, le=1e12)]
 Bytes = Annotated[int, Meta(ge=0, le=1 << 62)]
+GpuS = Annotated[float, Meta(ge=0, le=1e15)]
 
 COMMAND_BYTES_MAX = 256 * 1024
 """The longest encoded command that is proposed to the log or decoded, in bytes; the log takes no longer ones."""
@@ -418,6 +419,27 @@ class JobSteps(msgspec.Struct, frozen=True):
     timing: StepTiming
 
 
+class JobUse(msgspec.Struct, frozen=True):
+    """What a host measured of a job's use of GPUs there, under one epoch, so far. Each number only grows."""
+
+    epoch: Epoch
+    seen_gpu_s: GpuS = 0.0
+    """GPU·s in which the driver said how much the job's GPUs were in use."""
+    used_gpu_s: GpuS = 0.0
+    """GPU·s in which they were in use: seconds times utilization."""
+    starting_gpu_s: GpuS = 0.0
+    """GPU·s from when ranks ran to their first step; 0 also while no step has been seen."""
+    gpu_bytes: Bytes = 0
+    """The most memory in use on one of its GPUs, or told by one of its ranks, bytes; 0: not known."""
+    host_bytes: Bytes = 0
+    """The most memory of this host that its processes had, bytes; 0: not known."""
+
+    def up_to(self, other: "JobUse") -> "JobUse":
+        """The larger of each number."""
+        mine, others = msgspec.structs.astuple(self), msgspec.structs.astuple(other)
+        return JobUse(*(max(one, more) for one, more in zip(mine, others, strict=True)))
+
+
 class JobHeals(msgspec.Struct, frozen=True):
     """Whether a host that runs a job, and all its ranks there, may be lost."""
 
@@ -454,6 +476,8 @@ class Attained(CommandBase, frozen=True, kw_only=True):
     """Changes in whether the host and its ranks may be lost, by job."""
     stays: Annotated[dict[JobId, StateStays], Meta(max_length=4096)] = {}
     """Jobs of which processes are to end, and of which one that stays there has the state now."""
+    uses: Annotated[dict[JobId, JobUse], Meta(max_length=4096)] = {}
+    """What the host measured of the use of its GPUs by jobs that run there."""
 
 
 AboutPlaces = PlacesLost | MoveAsked | Replaced | ScaleAsked | TuneAsked

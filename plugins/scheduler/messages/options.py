@@ -28,6 +28,8 @@ opposite of the default."""
 RANKS_MAX = 64
 """The most ranks of an elastic job: each knows every rank's own state (`covey.healing.owns`)."""
 TIME_S_MAX = 1e9
+SIGNAL_BEFORE_MAX = 86_400
+"""The longest warning before a time limit, seconds: a day."""
 STARTS_MAX = 1_000_000
 BYTES_MAX = 1 << 53
 """Largest whole number that JSON carries exactly, bytes (8 PiB)."""
@@ -198,6 +200,11 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "time_limit_s", "seconds", 0, TIME_S_MAX, over_low=True, words=NO_LIMIT, flag="--time", metavar="TIME",
         help="longest time to run, such as 2h",
+    ),
+    Option(
+        "signal_before_s", "seconds", 0, SIGNAL_BEFORE_MAX, words=", less than time_limit_s", flag="--signal-before",
+        metavar="TIME", help="with --time: ask the job to end this long before its limit, such as 10min; what is left "
+        "of it is killed at the limit (default: it is asked at the limit, and killed after its grace)",
     ),
     Option(
         "retries", "count", 0, STARTS_MAX, flag="--retries", metavar="N",

@@ -130,6 +130,9 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, rename={"job_class": "c
     seen when a job of this name ran before."""
     time_limit_s: Annotated[float, within("time_limit_s")] | None = None
     """Seconds that the job may run, all attempts together; None: no limit."""
+    signal_before_s: Annotated[float, within("signal_before_s")] = 0.0
+    """How long before its limit the job is asked to end, seconds; what is left of it is killed at the limit. 0: it is
+    asked at the limit, and killed after its grace."""
     grace_s: Annotated[float, within("grace_s")] = GRACE_S
     """Seconds between SIGTERM and SIGKILL, to write a checkpoint."""
     pack: Pack = "few"
@@ -210,6 +213,11 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, rename={"job_class": "c
         return self.workers * self.gpus_per_worker
 
     @property
+    def runs_for_s(self) -> float | None:
+        """Seconds that the job may run before it is asked to end; None: no limit."""
+        return None if self.time_limit_s is None else max(0.0, self.time_limit_s - self.signal_before_s)
+
+    @property
     def width(self) -> int:
         """What the gang's service is charged with per second: its GPUs, or its workers when it uses none."""
         return self.gpus or self.workers
@@ -241,6 +249,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, rename={"job_class": "c
                 "ranks are not replaced one by one"
             )
             raise SpecError("spares", "this job cannot have spares", why, 'leave spares out, or set on_lost = "heal"')
+        _check_warning(checked)
         _check_range(checked)
         _check_turns(checked)
         _check_image(checked)
@@ -248,6 +257,15 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, rename={"job_class": "c
         _check_array(checked)
         _settle_name(checked)
         return msgspec.convert(checked, cls)
+
+
+def _check_warning(checked: dict[str, Any]) -> None:
+    """Check that a warning before the time limit has a limit that it comes before."""
+    before, limit = checked.get("signal_before_s", 0.0), checked.get("time_limit_s")
+    if before and (limit is None or before >= limit):
+        why = "it has no time limit" if limit is None else f"its time limit is {limit:g} s"
+        what = f"this job cannot be warned {before:g} s before its limit"
+        raise SpecError("signal_before_s", what, why, "set a longer time_limit_s (--time), or leave it out")
 
 
 def _check_range(checked: dict[str, Any]) -> None:

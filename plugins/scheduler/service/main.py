@@ -63,6 +63,7 @@ from plugins.scheduler.messages.wire import (
     LogTail,
     LogTailAnswer,
     RankHangs,
+    RecordsWanted,
     RenewLeases,
     SparesWanted,
     SparesWarm,
@@ -79,6 +80,7 @@ from plugins.scheduler.service.drains import Drains, in_gossip
 from plugins.scheduler.service.gpus.gpus_here import OwnGpus
 from plugins.scheduler.service.gpus.shared_gpus import GpuGossip
 from plugins.scheduler.service.gpus.use_watch import UseWatch
+from plugins.scheduler.service.history import JobHistory
 from plugins.scheduler.service.job_waits import JobWaits
 from plugins.scheduler.service.leadership import Leadership, set_within
 from plugins.scheduler.service.leases import HostLeases, relay
@@ -133,6 +135,7 @@ class SchedulerService(PluginService):
         self.drains = Drains(host, self.queue, self.queue_log)
         self.tenants = Tenants(host, self.queue, self.queue_log)
         self.changes = QueueChanges(self.queue_log, self._seek, self._job)
+        self.history = JobHistory(self.name, host, self.queue, self.queue_log)
         self.early = EarlyEnds(host, self.queue, self.queue_log)
         self.ranks.why_failed, self.ranks.told_by.codes_of = self.early.why_failed, self.early.codes
         self.curves = Curves(self.name, host)
@@ -146,6 +149,9 @@ class SchedulerService(PluginService):
         self.gpus_here, self.waits = OwnGpus(host, self.uses), JobWaits(host.id, self.queue)
         self.ranks.used_by_others = lambda: self.uses.uses.foreign(host.env.clock.now_s())
         self.ranks.told_by.devices_of = self.uses.words_of
+        self.uses.looked = lambda gpus, use, now_s: self.ranks.uses.looked(
+            gpus, use, self.ranks.reservations.all(), now_s
+        )
         self.counters = {"malformed": 0}
         self._look = self.leases.news
         self._lead = self.leadership.look
@@ -165,6 +171,7 @@ class SchedulerService(PluginService):
         self.env.spawn("seconds", self._count_seconds())
         self.env.spawn("checkpoints", self._checkpoints())
         self.env.spawn("uses of GPUs", self.uses.keep_looking())
+        self.env.spawn("records of jobs", self.history.keep_on())
 
     # ---- loops ----
 
@@ -180,6 +187,7 @@ class SchedulerService(PluginService):
             self.waits.look(changed, self.env.clock.now_s(), self.queue_log.behind)
             self.coordinated_gangs.look(changed)
             self.early.look(changed)
+            self.history.look(changed)
             await self.ranks.look(changed)
             if not self.queue_log.behind:
                 await self.envs.forget()
@@ -300,6 +308,8 @@ class SchedulerService(PluginService):
             return await self.envs.give(sender, question)
         if isinstance(question, LogTail):
             return await self._log_tail(question)
+        if isinstance(question, RecordsWanted):
+            return await self.history.answer(question)
         if isinstance(question, RenewLeases):
             return self.leadership.renew(question) or await relay(self.host, self.queue, question)
         return await super().answer(sender, question)
@@ -335,7 +345,7 @@ class SchedulerService(PluginService):
     # ---- what people ask ----
 
     def notes(self) -> list[str]:
-        return self.gpus_here.notes()
+        return [*self.gpus_here.notes(), *self.history.notes()]
 
     def commands(self) -> Mapping[str, Command]:
         return {
@@ -362,6 +372,9 @@ class SchedulerService(PluginService):
             "tenant_set": self._tenant_set,
             "rack": self._rack,
             "gpu_uses": self._gpu_uses,
+            "history": self.history.history,
+            "report": self.history.report,
+            "report_job": self.history.report_job,
         }
 
     def metrics(self) -> Measured:

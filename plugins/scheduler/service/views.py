@@ -11,6 +11,7 @@ from covey.core.errors import Refused
 from covey.core.ids import HostId, JobId
 from plugins.facts import HostView, StepTiming
 from plugins.gossiped import GpusNow, MemoryHere
+from plugins.scheduler.machine.books.job_record import ended_as
 from plugins.scheduler.machine.gang.rank_signs import is_beside
 from plugins.scheduler.machine.leader.capacity import Capacity
 from plugins.scheduler.machine.leader.leader import RackHost
@@ -372,6 +373,8 @@ def job_view(
         epoch=job.grant.epoch,
         coordinator=job.grant.coordinator,
         exit_code=job.ending.exit_code,
+        ended_as=ended_as(job),
+        failed_rank=job.ending.blame.rank if job.state == "failed" and job.ending.blame is not None else None,
         oom_bytes=job.ending.oom_bytes,
         places=shown,
         ranks=tuple(rank for place in shown for rank in _ranks(job, place.host, place.host in away, heard)),

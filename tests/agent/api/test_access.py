@@ -27,6 +27,7 @@ LOOKS = """agent.keys agent.local_keys
     agent.local_clock agent.links
     agent.story agent.rack_slabs agent.rack_volumes agent.rack_tensors agent.rack_shared_gpus agent.rack_interference
     agent.rack_groups scheduler.jobs scheduler.job scheduler.quotas scheduler.tenants scheduler.rack scheduler.gpu_uses
+    scheduler.history scheduler.report scheduler.report_job agent.history agent.report
     memory.volumes memory.slabs memory.accounts aggregator.tensors sharing.gpus sharing.interference
     interleave.groups""".split()  # noqa: SIM905
 OWN_READS = ["scheduler.logs", "scheduler.curve", "tuner.show"]

@@ -32,6 +32,7 @@ GOOD: dict[str, Any] = {
     "env": {"PATH": "/bin"},
     "skew": 0.5,
     "time_limit_s": 60,
+    "signal_before_s": 20,
     "grace_s": 5,
     "hang_s": 600,
     "spares": 0,
@@ -69,6 +70,7 @@ def test_a_full_job_is_taken_as_given() -> None:
         "argv": ("python", "digits.py"),
         "after": ("ok:j3", "any:j5"),
         "time_limit_s": 60.0,
+        "signal_before_s": 20.0,
         "grace_s": 5.0,
         "hang_s": 600.0,
         "owner": None,
@@ -110,6 +112,7 @@ def test_words_in_names_of_output_are_known_or_refused() -> None:
         ("cwd", "here"), ("cwd", "/\0"), ("cwd", "/\ud800"), ("argv", None),
         ("env", ["A"]), ("skew", -0.1), ("skew", 1.1), ("skew", float("nan")),
         ("time_limit_s", 0), ("time_limit_s", float("nan")), ("time_limit_s", float("inf")), ("grace_s", -1),
+        ("signal_before_s", -1), ("signal_before_s", "soon"), ("signal_before_s", 86_401),
         ("grace_s", float("nan")), ("hang_s", 0), ("hang_s", float("nan")),
         ("grace_s", 10**9), ("bind_gpus", 1), ("remote_memory", -1), ("remote_memory", "8GiB"), ("pack", "all"),
     ],
@@ -122,6 +125,15 @@ def test_every_error_names_the_field_what_was_found_and_what_was_expected(field:
         return
     assert caught.value.what.startswith(f"invalid {field}: ") and len(caught.value.what) < 120
     assert caught.value.why == f"expected {EXPECTED[field]}"
+
+
+def test_a_warning_comes_before_a_limit_that_there_is() -> None:
+    limits: tuple[dict[str, int], ...] = ({}, {"time_limit_s": 30})
+    for fields, why in zip(limits, ("it has no time limit", "its time limit is 30 s"), strict=True):
+        with pytest.raises(SpecError, match="cannot be warned 30 s before its limit") as caught:
+            JobSpec.parse({"argv": ["x"], "signal_before_s": 30, **fields})
+        assert (caught.value.field, caught.value.why) == ("signal_before_s", why)
+    assert JobSpec.parse({"argv": ["x"], "signal_before_s": 30, "time_limit_s": 31}).runs_for_s == 1.0
 
 
 IMAGES = (

@@ -11,6 +11,7 @@ from covey.core.ids import HostId, JobId
 from covey.core.metrics import Distribution
 from plugins.facts import JobPlaced, JobUnplaced, StepTimed
 from plugins.gossiped import GpusNow
+from plugins.scheduler.machine.books.job_record import ended_as
 from plugins.scheduler.machine.log.job_table import JobTable
 from plugins.scheduler.messages.commands import Attained, open_command
 from plugins.scheduler.messages.spec import JobSpec
@@ -182,6 +183,17 @@ async def test_a_job_past_its_time_limit_is_stopped_and_failed(rack: Rack) -> No
     await until(lambda: rack.job("j1").state == "failed")
     assert rack.job("j1").reason == "it reached its time limit of 20 s"
     assert rack.job("j1").ending.exit_code == 143
+    await submit(rack, workers=2, time_limit_s=40, signal_before_s=30, grace_s=3)
+    await until(lambda: rack.job("j2").state == "failed")
+    assert rack.job("j2").reason == "30 s before its time limit of 40 s it was asked to end"
+    assert 10.0 <= rack.job("j2").ran_s(0.0) <= 12.0 and ended_as(rack.job("j2")) == "timeout"
+    graces = {grace_s for host in rack.hosts.values() for job, _, grace_s in host.runner.graces if job == "j2"}
+    assert graces == {30.0}, "what is left is killed at the limit"
+    await submit(rack, workers=2, time_limit_s=400, signal_before_s=30, grace_s=3)
+    await until(lambda: rack.job("j3").state == "running")
+    await rack["gpu1"].call("cancel", id="j3")
+    await until(lambda: rack.job("j3").over)
+    assert {grace_s for host in rack.hosts.values() for job, _, grace_s in host.runner.graces if job == "j3"} == {3.0}
 
 
 @on_a_rack()

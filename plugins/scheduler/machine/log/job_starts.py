@@ -124,6 +124,7 @@ def placed(queue: JobTable, job: Job, command: Placed) -> Result:
     job.grant.index = queue.index
     job.times.began_rack_s = queue.rack_s if spec.elastic else None
     job.tally.attempt += 1
+    job.bill.begin(job.attained_gpu_s, queue.rack_s)
     job.tally.place_failures = 0
     job.priority.waited_s += max(0.0, queue.clock_s - job.priority.queued_s)
     job.priority.first = queue.index if job.priority.first is None else job.priority.first

@@ -4,6 +4,7 @@ Only commands of the log change it; `machine/log/queue.py` applies them.
 """
 
 import weakref
+from collections import Counter, deque
 from collections.abc import Iterable
 
 import msgspec
@@ -73,6 +74,8 @@ class QueueState(SnapshotHead, frozen=True):
     """Hosts that will never come back, and the latest boot that is meant, in the order in which somebody said so."""
 
 
+UNSEEN_MAX = 10_000
+"""The most ended jobs that are kept until somebody looks though the log has forgotten them: as many as may wait."""
 FEED_MAX = 200_000
 """The most changes that wait to be read; beyond that, reading all jobs costs no more than reading the changes."""
 
@@ -150,6 +153,7 @@ class JobTable:
         self.woken: dict[JobId, None] = {}
         """Jobs that the command that is being applied changes, beside those that it names."""
         self._changed: dict[JobId, None] = {}
+        self._unseen: deque[Job] = deque(maxlen=UNSEEN_MAX)
         self._feeds: weakref.WeakSet[Feed] = weakref.WeakSet()
         self.rebuild()
 
@@ -176,6 +180,7 @@ class JobTable:
                 self._add(job, 1)
             for place in job.awaited:
                 self.hold(job, place)
+            job.bill.only({f"{place.host} {gpu}" for place in job.awaited for gpu in place.gpus}, self.rack_s)
 
     # ---- reading ----
 
@@ -238,6 +243,17 @@ class JobTable:
         self._changed = {}
         return found
 
+    def drop(self, job: Job) -> None:
+        """Keep an ended job that is forgotten for whoever has not looked since it ended."""
+        if job.id in self._changed:
+            self._unseen.append(job)
+
+    def unseen(self) -> list[Job]:
+        """Jobs that ended and were forgotten since the last call of `changed`, or the newest of them."""
+        found = list(self._unseen)
+        self._unseen.clear()
+        return found
+
     def follow(self) -> Feed:
         """A feed of every change from now on, for as long as the caller holds it."""
         feed = Feed()
@@ -281,7 +297,8 @@ class JobTable:
         self._trim_overshoot()
 
     def hold(self, job: Job, place: Place) -> None:
-        """Give the GPUs of this place to the job."""
+        """Give the GPUs of this place to the job, which pays for them from now on."""
+        job.bill.hold(place, job.attained_gpu_s, self.rack_s)
         self.holders.setdefault(place.host, {}).update(dict.fromkeys(place.gpus, job.id))
 
     def give_back(self, job: Job) -> None:
@@ -321,6 +338,7 @@ class JobTable:
         for gpu in gpus:
             if held.get(gpu) == job.id:
                 del held[gpu]
+                job.bill.release(host, gpu, self.rack_s)
         if not held:
             self.holders.pop(host, None)
 
@@ -406,6 +424,9 @@ class JobTable:
             )
         assert used == self._used, f"usage {self._used} is not {used}"
         assert holders == {(h, g): j for h, held in self.holders.items() for g, j in held.items()}
+        holds = Counter(holders.values())
+        for job in self.jobs.values():
+            job.bill.check(holds[job.id])
         for tenant, count in used.items():
             quota = self.quota(tenant)
             allowed = None if quota is None else max(quota, self.overshoot.get(tenant, 0))

@@ -255,6 +255,10 @@ def _attained(queue: JobTable, command: Attained) -> Result:
         job = queue.jobs.get(id)
         if job is not None and service > job.measured.attained.get(command.host, 0.0):
             job.measured.attained = {**job.measured.attained, command.host: service}
+    for id, use in sorted(command.uses.items()):
+        job = queue.jobs.get(id)
+        if job is not None and job.placed and job.grant.epoch == use.epoch:
+            job.bill.measured(command.host, use)
     for id, (largest, total) in sorted(command.tensors.items()):
         job = queue.jobs.get(id)
         if job is not None and (total, largest) > (job.measured.tensors[1], job.measured.tensors[0]):
@@ -264,6 +268,7 @@ def _attained(queue: JobTable, command: Attained) -> Result:
         job = queue.jobs.get(id)
         if job is not None and (job.measured.saved is None or saved.step > job.measured.saved.step):
             job.measured.saved = saved
+            job.bill.saved(command.wall_s - saved.wall_s, job.attained_gpu_s, queue.rack_s)
     for id, said in sorted(command.heals.items()):
         if (job := queue.jobs.get(id)) is not None:
             replacing.heals(job, command.host, said)

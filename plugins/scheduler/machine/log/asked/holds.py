@@ -64,7 +64,7 @@ def requeue_asked(queue: JobTable, job: Job, command: RequeueAsked) -> Result:
         queue.use(job, -1)
         enter(queue, job, "queued", "taken back", by)
     elif job.state == "running":
-        stop(queue, job, "queued", by)
+        stop(queue, job, "queued", by, "requeued")
     if command.hold and not job.holds.held:
         hold(queue, job, command.by)
     return Applied(job.id)
