@@ -179,7 +179,7 @@ def as_sacct(jobs: Sequence[dict[str, Any]]) -> str:
     for job in jobs:
         code = job["exit_code"]
         signal = code - 128 if code > 128 else 0
-        limit = "" if job["time_limit_s"] is None else round(job["time_limit_s"] / 60)
+        limit = "" if job["time_limit_s"] is None else max(1, round(job["time_limit_s"] / 60))
         started = "Unknown" if job["started_wall_s"] is None else round(job["started_wall_s"])
         gpus = f"billing={job['gpus']},gres/gpu={job['gpus']},node={max(1, len(job['hosts']))}" if job["gpus"] else ""
         lines.append(
