@@ -12,11 +12,13 @@ in WAIT. The order itself is `plugins.scheduler.machine.leader.order_book`, the 
 """
 
 import bisect
+import math
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
+from plugins.scheduler.machine.leader.gang_clocks import GangClocks
 from plugins.scheduler.machine.leader.order_book import JOB_BITS, OrderBook
 from plugins.scheduler.policy.history import History
 from plugins.scheduler.policy.order import due_second, promoted_after
@@ -104,6 +106,8 @@ class Engine:
         quantum."""
         self.lead = [0] * count
         """Key of each job among the promoted; 0: it is not promoted."""
+        self.lasts = [False] * count
+        """Whether each job was promoted until it ends."""
         self.forgiven = [False] * count
         """Whether each job was promoted in an order without queues."""
         self.key = [0] * count
@@ -120,6 +124,8 @@ class Engine:
         """Hosts and the gangs on them; None: GPUs are alike."""
         self.dirty = False
         """Whether something happened since the last decision."""
+        self.clocks = None if rules.gang_patience_s is None else GangClocks(rules.gang_patience_s)
+        """The clocks of wide gangs; None: none is promoted for its age."""
         discipline = rules.discipline
         self.thresholds = rules.thresholds_gpu_s if discipline in ("dlas", "dgittins") else ()
         self.moving = discipline in MOVING
@@ -211,6 +217,8 @@ class Engine:
                 self.evaluated.now = self.now
             if self._take() or self.moving or self.dirty:
                 self._decide()
+            if self.clocks is not None:
+                self.clocks.settle(self.capacity)
             if self.watch:
                 self._record()
             steps += 1
@@ -236,6 +244,9 @@ class Engine:
         at = self.events.next_at()
         if at is not None and at < now:
             now = at
+        if self.clocks is not None:
+            due = self.clocks.next_s()
+            now = now if due is None else min(now, max(self.now + 1, math.ceil(due)))
         if self.quantum is not None and (self.dirty or self.moving) and self._active():
             after = self.now if self.now > self.decided_at else self.now + 1
             now = min(now, -(-after // self.quantum) * self.quantum)
@@ -248,6 +259,8 @@ class Engine:
         """Handle everything that happens now; returns whether a decision is needed."""
         now = self.now
         changed = False
+        if self.clocks is not None:
+            self.clocks.begin(now)
         for kind, job in self.events.due(now):
             if kind == COMPLETE:
                 self._complete(job)
@@ -262,12 +275,20 @@ class Engine:
             elif kind == DEMOTE:
                 self._demote(job)
             else:
+                self.lasts[job] = self.clocks is not None and job in self.clocks.due()
                 self._promote(job)
             changed = True
         while self.arrivals[self.arrived] == now:
             self._wait(self.arrived)
             self.arrived += 1
             changed = True
+        if self.clocks is not None:
+            self.clocks.settle(self.capacity)
+            for job in self.clocks.due():
+                self.due[job], self.lasts[job] = now, True
+                self.events.cancel(job)
+                self._promote(job)
+                changed = True
         return changed
 
     def _decide(self) -> None:
@@ -299,6 +320,8 @@ class Engine:
     def _wait(self, job: int) -> None:
         self.state[job] = WAIT
         self.since[job] = self.now
+        if self.clocks is not None:
+            self.clocks.put(job, self.width[job], not self.lead[job], self.ran[job])
         if self.lead[job]:
             self.book.promote(self.lead[job], False)
             return
@@ -321,6 +344,8 @@ class Engine:
     def _start(self, job: int, restore_s: int) -> None:
         """Give a waiting job its GPUs."""
         now = self.now
+        if self.clocks is not None:
+            self.clocks.put(job, self.width[job], False)
         waited = now - self.since[job]
         self.waited[job] += waited
         self.out.wait_s[job] += waited
@@ -364,7 +389,7 @@ class Engine:
         now = self.now
         end = now + self.remaining[job]
         queue = self.queue[job]
-        if queue < len(self.thresholds):
+        if queue < len(self.thresholds) and not self.lasts[job]:
             width = self.width[job]
             down = now - (self.ran[job] * width - self.thresholds[queue]) // width
             if self.quantum is not None:
@@ -406,6 +431,8 @@ class Engine:
         self.out.end_s[job] = self.now
         self.out.first_s[job] = self.first[job]
         self.left -= 1
+        if self.clocks is not None:
+            self.clocks.drop(job)
 
     def _preempt(self, job: int, preempt_s: int) -> None:
         self._accrue(job)
@@ -437,6 +464,9 @@ class Engine:
         self.out.wait_s[job] += self.now - self.since[job]
         self.since[job] = self.now
         self.ran[job] = self.waited[job] = self.queue[job] = 0
+        if self.clocks is not None:
+            self.clocks.put(job, self.width[job], False)
+            self.clocks.forgive(job)
         if self.rules.discipline not in ("dlas", "dgittins"):
             self.out.promoted[job] += 1
             self.forgiven[job] = True

@@ -10,6 +10,7 @@ policies   covey          ours: 2D-LAS with three queues, narrow gangs first, ru
            gandiva        turns of equal length
 
 settings   thresholds=3200/51200  inside=sticky|first  quantum=60  knob=8 (or 1/2, inf)  starve=604800 (or inf)
+           gang_patience=2700 (or inf)
            preempt=30  restore=30  narrow=on|off  limit_factor=1 (backfill: the limit of a job that names none, as a
            multiple of its duration)  samples=FILE (gittins, dgittins: totals of past jobs, one column service_gpu_s)
            sharing=on (covey: jobs run beside others on their GPUs; `sim/jobs/sharing_cluster.py` is the model) with
@@ -261,6 +262,7 @@ SETTINGS: dict[str, Setting] = {
     "preempt": _rule("preempt_s", _whole),
     "restore": _rule("restore_s", _whole),
     "narrow": _rule("narrow_first", _switch),
+    "gang_patience": _rule("gang_patience_s", _whole_or_inf),
     "limit_factor": _factor,
     "samples": lambda plan, text: replace(plan, samples=Path(text)),
     "sharing": _sharing,
@@ -277,9 +279,9 @@ SHARING_ONLY = {"interference", "busy_low", "busy_high", "memory_large", "draw"}
 _STOPS = {"quantum", "preempt", "restore"}
 _QUEUES = {*_STOPS, "thresholds", "inside", "knob", "starve"}
 MEANT: dict[str, set[str]] = {
-    "covey": {*_QUEUES, "narrow"},
-    "las-published": {*_QUEUES, "narrow"},
-    "dlas": {*_QUEUES, "narrow"},
+    "covey": {*_QUEUES, "narrow", "gang_patience"},
+    "las-published": {*_QUEUES, "narrow", "gang_patience"},
+    "dlas": {*_QUEUES, "narrow", "gang_patience"},
     "dgittins": {*_QUEUES, "samples"},
     "las": {*_STOPS, "starve"},
     "gittins": {*_STOPS, "starve", "samples"},
@@ -302,6 +304,7 @@ EXPECTED = {
     "preempt": "whole seconds",
     "restore": "whole seconds",
     "narrow": "on or off",
+    "gang_patience": "whole seconds, at least 1, or inf",
     "limit_factor": "a number over 0",
     "samples": "a file",
     "sharing": "on or off",
@@ -485,6 +488,7 @@ def said(plan: Plan) -> dict[str, Any]:
         found |= {"thresholds_gpu_s": list(rules.thresholds_gpu_s), "inside": rules.inside}
         found |= {"narrow_first": rules.narrow_first, "knob": "inf" if rules.knob is None else list(rules.knob)}
         found["starve_limit_s"] = "inf" if rules.starve_limit_s is None else rules.starve_limit_s
+        found["gang_patience_s"] = "inf" if rules.gang_patience_s is None else rules.gang_patience_s
     if rules.discipline not in NON_PREEMPTIVE:
         found |= {"preempt_s": rules.preempt_s, "restore_s": rules.restore_s}
     if rules.quantum_s is not None:

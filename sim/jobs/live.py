@@ -123,6 +123,7 @@ def settings_of(
         narrow_first=rules.narrow_first,
         promote_knob=None if rules.knob is None else rules.knob[0] / rules.knob[1],
         starve_limit_s=rules.starve_limit_s,
+        gang_patience_s=rules.gang_patience_s,
         demote_after_s=demote_after_s,
         checkpoint_s=OFTEN_S,
         quotas=quotas,

@@ -51,6 +51,7 @@ def test_the_published_policy_is_said_with_its_parameters(capsys: pytest.Capture
     settings = ran(capsys, "--trace", str(SMALL), "--gpus", "16", "--policy", "las-published")["settings"]
     assert settings == {
         "thresholds_gpu_s": [3200], "inside": "first", "narrow_first": False, "knob": "inf", "starve_limit_s": "inf",
+        "gang_patience_s": "inf",
         "preempt_s": 30, "restore_s": 30,
     }  # fmt: skip
 

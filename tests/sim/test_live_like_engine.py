@@ -90,6 +90,7 @@ def case(dice: random.Random) -> tuple[list[SimJob], int, OrderRules]:
         thresholds_gpu_s=tuple(sorted(dice.sample((4, 6, 10, 16, 24, 40, 80), dice.randrange(4)))),
         knob=dice.choice((None, (1, 1), (2, 1), (7, 2))) if preempt_s else None,
         starve_limit_s=dice.choice((None, None, 10, 20, 50)),
+        gang_patience_s=dice.choice((None, 1, 3, 10, 30)),
         preempt_s=preempt_s,
         restore_s=dice.choice((0, 1, 3)),
         narrow_first=dice.random() < 0.5,

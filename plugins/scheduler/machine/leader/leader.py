@@ -19,6 +19,7 @@ from plugins.scheduler.machine.leader.capacity import Capacity
 from plugins.scheduler.machine.leader.defragmenting import Defragmenting
 from plugins.scheduler.machine.leader.draining import Draining
 from plugins.scheduler.machine.leader.elastic import Elastic
+from plugins.scheduler.machine.leader.gang_clocks import PoolClocks
 from plugins.scheduler.machine.leader.leases import Leases
 from plugins.scheduler.machine.leader.run_queues import RunQueues
 from plugins.scheduler.machine.leader.shared_capacity import SharedCapacity, SharedGpus, Sharing
@@ -41,6 +42,7 @@ from plugins.scheduler.messages.commands import (
 )
 from plugins.scheduler.policy import classes, eligible
 from plugins.scheduler.policy.leases import terms
+from plugins.scheduler.policy.order import due_second
 from plugins.scheduler.policy.settings import SchedulerSettings
 
 RETRY_S = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
@@ -121,6 +123,8 @@ class Leader:
         """Forget all that is not in the log: this host no longer leads, or begins to lead."""
         self.feed.everything()
         self.waits = StarvationTimers(self.queue, self.settings)
+        settings = self.settings
+        self.pools = PoolClocks(self.queue, settings.gang_patience_s, settings.queue_thresholds_gpu_s)
         self.placing_since: dict[JobId, tuple[int, float]] = {}
         """Gangs that are being placed -> epoch, and since when."""
         self.seeking_since: dict[JobId, tuple[tuple[int, int], float]] = {}
@@ -156,6 +160,7 @@ class Leader:
 
     def handle(self, event: ScheduleTick, now_s: float) -> Sequence[ProposeCommand]:
         self.leases.begin(now_s)
+        self.pools.begin(now_s)
         self._read(event.rack, now_s)
         self.speechless = event.speechless
         gone = self._gone(now_s)
@@ -182,7 +187,7 @@ class Leader:
     def wakes_s(self) -> float | None:
         """When the leader decides something even if nothing happens until then; None: only when something happens.
         Leases and hosts that are gone are left out: agents look every second."""
-        return min([*self.waits.next_s(), *self.retry_at.values()], default=None)
+        return min([*self.waits.next_s(), *self.pools.next_s(), *self.retry_at.values()], default=None)
 
     def check(self) -> None:
         """Raise AssertionError when unknown jobs are remembered, or when what is kept up to date is not what there is.
@@ -195,6 +200,7 @@ class Leader:
             job = self.queue.jobs.get(id)
             assert job is not None, f"{id} is remembered and unknown"
         self.capacity.check()
+        self.pools.check()
 
     # ---- what it remembers ----
 
@@ -204,9 +210,11 @@ class Leader:
         if changed is None:
             self._begin()
             known = dict.fromkeys([*self.waits.since, *self.placing_since, *self.failures, *self.retry_at])
+            known |= dict.fromkeys(self.pools.pools)
             changed = list(dict.fromkeys([*self.queue.jobs, *known]))
         if self.quotas != self.queue.quotas:
             changed += self._whose_tenant_got_or_lost_its_quota()
+            self.pools.quotas_changed()
             self.quotas = dict(self.queue.quotas)
         if self.drained is not self.queue.drained or (rack is not self.rack and rack != self.rack):
             changed += self._heard(rack)
@@ -280,6 +288,7 @@ class Leader:
             self.failures[id] = failures
         self.roll.put(job)
         self.capacity.put(job)
+        self.pools.put(job)
         self._entry(job)
 
     def _drop(self, id: JobId) -> None:
@@ -288,6 +297,7 @@ class Leader:
         self.waits.drop(id)
         self.roll.drop(id)
         self.capacity.drop(id)
+        self.pools.drop(id)
         self.run_queues.drop(id)
 
     def _entry(self, job: Job) -> None:
@@ -431,10 +441,16 @@ class Leader:
         return [TimeLimitReached(wall_s=wall_s, job=job.id, epoch=job.grant.epoch) for job in over]
 
     def _starved(self, wall_s: float, now_s: float) -> list[Promoted]:
-        """Promotions by STARVELIMIT and PROMOTEKNOB, of guaranteed jobs: the others have no place in the order. No job
-        starts in the same look: the promoted ones come first in the next one."""
-        starved = self.waits.starved(now_s)
-        return [Promoted(wall_s=wall_s, job=job.id, epoch=job.grant.epoch) for job in starved]
+        """Promotions by STARVELIMIT, PROMOTEKNOB and the clocks of wide gangs, of guaranteed jobs: the others have no
+        place in the order. They come in the order in which they became due. No job starts in the same look: the
+        promoted ones come first in the next one."""
+        seconds, jobs = dict(self.waits.starved(now_s)), self.queue.jobs
+        gangs = dict.fromkeys(self.pools.due(self.capacity.size), due_second(now_s, 0.0))
+        seconds = {**gangs, **seconds}
+        return [
+            Promoted(wall_s=wall_s, job=id, epoch=jobs[id].grant.epoch, lasts=id in gangs)
+            for id in sorted(seconds, key=lambda id: (seconds[id], jobs[id].number))
+        ]
 
     def _moved(self, settled: Set[JobId], wall_s: float, now_s: float) -> list[Demoted | Upgraded]:
         """Demotions of jobs of class auto that waited too long for their quota, and upgrades of demoted ones whose

@@ -168,7 +168,7 @@ def _about_job(queue: JobTable, job: Job, command: AboutJob) -> Result | None:
         case TakenBack():
             return job_endings.taken_back(queue, job, command)
         case Promoted():
-            return job_starts.promoted(queue, job)
+            return job_starts.promoted(queue, job, command)
         case Demoted():
             return job_starts.demoted(queue, job, command)
         case Upgraded():
