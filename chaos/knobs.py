@@ -91,6 +91,8 @@ KNOBS: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
         "starve_limit_s": (0.0, INF),
         "promote_knob": (1.0, INF),
         "gang_patience_s": (1.0, INF),
+        "restart_s": (0.0, 600.0),
+        "unsaved_stops": (0, 1000),
         "host_lost_after_s": (6.0, 120.0),
         "coordinator_lost_after_s": (0.1, 20.0),
         "heal_pause_s": (0.5, 30.0),

@@ -23,6 +23,7 @@ from plugins.scheduler.machine.leader.order_book import JOB_BITS, OrderBook
 from plugins.scheduler.policy.history import History
 from plugins.scheduler.policy.order import due_second, promoted_after
 from plugins.scheduler.policy.rules import MOVING, OrderRules
+from sim.jobs.engine_losses import Losses
 from sim.jobs.engine_moving import Evaluated, Paced
 from sim.jobs.engine_places import Floor, Placing
 from sim.kernel import PackedEvents
@@ -61,6 +62,8 @@ class Outcome:
     preempted: list[int]
     promoted: list[int]
     decisions: int = 0
+    restarts_gpu_s: int = 0
+    """GPUs times seconds that went to checkpoints, restores, and work that was done twice."""
     held_gpu_s: int = 0
     """GPUs times seconds for which jobs held them, overheads included."""
     timeline: list[tuple[int, list[str | int]]] = field(default_factory=list)
@@ -106,6 +109,8 @@ class Engine:
         quantum."""
         self.lead = [0] * count
         """Key of each job among the promoted; 0: it is not promoted."""
+        self.losses = None if rules.checkpoint_every_s is None else Losses(self, rules)
+        """What stops lose; None: nothing, since every job saves then."""
         self.lasts = [False] * count
         """Whether each job was promoted until it ends."""
         self.forgiven = [False] * count
@@ -244,6 +249,9 @@ class Engine:
         at = self.events.next_at()
         if at is not None and at < now:
             now = at
+        if self.losses is not None:
+            at = self.losses.next_s()
+            now = now if at is None else min(now, max(self.now + 1, at))
         if self.clocks is not None:
             due = self.clocks.next_s()
             now = now if due is None else min(now, max(self.now + 1, math.ceil(due)))
@@ -289,6 +297,8 @@ class Engine:
                 self.events.cancel(job)
                 self._promote(job)
                 changed = True
+        if self.losses is not None and self.losses.take():
+            changed = True
         return changed
 
     def _decide(self) -> None:
@@ -310,7 +320,7 @@ class Engine:
         if self.rules.preempt_s == 0:
             vacant = self.capacity
         else:
-            vacant = self.capacity - self.suspended - sum(book.held)
+            vacant = self.capacity - self.suspended - book.firm - sum(book.held)
             for _, width, running in book.promoted:
                 vacant -= width if running else 0
         return book.decide(self.capacity, vacant)
@@ -361,8 +371,11 @@ class Engine:
             self.book.promote(self.lead[job], True)
         else:
             self._enter(job)
+        if self.losses is not None:
+            self.losses.started(job)
         if again and restore_s:
             self.since[job] = now
+            self.out.restarts_gpu_s += restore_s * self.width[job]
             self.events.post(job, now + restore_s, READY)
         else:
             self._go(job)
@@ -382,6 +395,8 @@ class Engine:
             self.paced.go(job)
         self.state[job] = RUN
         self.since[job] = self.now
+        if self.losses is not None:
+            self.losses.went(job)
         self._watch_run(job)
 
     def _watch_run(self, job: int) -> None:
@@ -409,6 +424,8 @@ class Engine:
         self.since[job] = self.now
 
     def _vacate(self, job: int) -> None:
+        if self.losses is not None:
+            self.losses.back(job)
         if self.lead[job]:
             self.book.demote(self.lead[job])
         else:
@@ -426,6 +443,8 @@ class Engine:
     def _complete(self, job: int) -> None:
         self._accrue(job)
         self._vacate(job)
+        if self.losses is not None:
+            self.losses.drop(job)
         self._lift(job)
         self.state[job] = DONE
         self.out.end_s[job] = self.now
@@ -437,6 +456,12 @@ class Engine:
     def _preempt(self, job: int, preempt_s: int) -> None:
         self._accrue(job)
         self._vacate(job)
+        if self.losses is not None:
+            lost_s = self.losses.lost_s(job) if self.state[job] == RUN else 0
+            self.remaining[job] += lost_s
+            self.out.restarts_gpu_s += lost_s * self.width[job]
+            self.losses.drop(job)
+        self.out.restarts_gpu_s += preempt_s * self.width[job]
         self.out.preempted[job] += 1
         self.state[job] = SUSP
         if preempt_s:
@@ -455,6 +480,8 @@ class Engine:
         self.lead[job] = 0
         self.queue[job] = bisect.bisect_right(self.thresholds, attained)
         self._enter(job)
+        if self.losses is not None:
+            self.losses.settle(job)
         self._watch_run(job)
 
     def _promote(self, job: int) -> None:

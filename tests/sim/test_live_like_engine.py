@@ -91,6 +91,8 @@ def case(dice: random.Random) -> tuple[list[SimJob], int, OrderRules]:
         knob=dice.choice((None, (1, 1), (2, 1), (7, 2))) if preempt_s else None,
         starve_limit_s=dice.choice((None, None, 10, 20, 50)),
         gang_patience_s=dice.choice((None, 1, 3, 10, 30)),
+        checkpoint_every_s=dice.choice((None, None, 0, 2, 7)),
+        unsaved_stops=dice.choice((0, 1, 3)),
         preempt_s=preempt_s,
         restore_s=dice.choice((0, 1, 3)),
         narrow_first=dice.random() < 0.5,
@@ -99,7 +101,7 @@ def case(dice: random.Random) -> tuple[list[SimJob], int, OrderRules]:
 
 
 def found(out: Outcome) -> list[object]:
-    return [out.end_s, out.first_s, out.wait_s, out.preempted, out.promoted, out.held_gpu_s]
+    return [out.end_s, out.first_s, out.wait_s, out.preempted, out.promoted, out.held_gpu_s, out.restarts_gpu_s]
 
 
 def agree(jobs: list[SimJob], capacity: int, rules: OrderRules, seed: str) -> int:

@@ -45,6 +45,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     """When the job first started."""
     promoted: float | None = None
     """When the job was promoted to the head of everything for having starved; None once that is over."""
+    firm: bool = False
+    """Whether the job runs, and stays whatever the order says (`machine/leader/firm_jobs.py`)."""
     remaining_s: float = 0.0
     """Seconds that the job still has to run, known only to the disciplines that are told how long jobs are (`srsf`,
     `srtf`)."""
@@ -233,3 +235,16 @@ def is_calm(asked: int, pool: int) -> bool:
 def due_after(patience_s: float, ran_s: float, waited_s: float) -> float:
     """Seconds that the clock of a gang still has to run until it is promoted. `waited_s`: seconds that it has run."""
     return max(0.0, patience_s + ran_s - waited_s)
+
+
+STOP_PART = 10
+"""A job that saves is stopped only while that loses at most one part in so many of the time for which it has held its
+GPUs (chosen: so at most a tenth of all held time is lost to stops, by the rule alone)."""
+
+
+def stoppable_for(held_s: float, unsaved_s: float, restart_s: float) -> int:
+    """Whole seconds from now for which a job may be stopped if it saves nothing more; -1: it may not be stopped before
+    it saves again. `held_s`: for how long it has held its GPUs; `unsaved_s`: what it ran since it saved; `restart_s`:
+    what a stop and a start cost beside."""
+    left_s = held_s - STOP_PART * (unsaved_s + restart_s)
+    return -1 if left_s < 0 else int(left_s / (STOP_PART - 1))

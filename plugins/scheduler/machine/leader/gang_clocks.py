@@ -13,7 +13,8 @@ clock for its wide gangs:
   until it ends. (A job that STARVELIMIT or PROMOTEKNOB promotes is so for a first quantum.)
 
 So, in a pool that is not overloaded, a wide gang waits for at most `gang_patience_s` plus its own length longer than by
-age alone: what it ran counts up to its length. `tests/plugins/scheduler/test_patience.py` tries to break that.
+age alone: what it ran counts up to its length. Only then jobs that may not be stopped now (`firm_jobs.py`) are waited
+for. `tests/plugins/scheduler/test_patience.py` tries to break that.
 
 A pool's clocks are told of every job of the pool when that changes, and look at the few that a change concerns: jobs
 are kept by age, in front of and behind the first that would not fit beside all older ones, and at most eight gangs are

@@ -8,6 +8,7 @@ jobs start, and on which GPUs, is decided in `machine/leader/admission.py`.
 
 import math
 from collections.abc import Mapping, Sequence, Set
+from typing import NamedTuple
 
 import msgspec
 
@@ -19,6 +20,7 @@ from plugins.scheduler.machine.leader.capacity import Capacity
 from plugins.scheduler.machine.leader.defragmenting import Defragmenting
 from plugins.scheduler.machine.leader.draining import Draining
 from plugins.scheduler.machine.leader.elastic import Elastic
+from plugins.scheduler.machine.leader.firm_jobs import FirmJobs, JobRun, loses
 from plugins.scheduler.machine.leader.gang_clocks import PoolClocks
 from plugins.scheduler.machine.leader.leases import Leases
 from plugins.scheduler.machine.leader.run_queues import RunQueues
@@ -97,6 +99,19 @@ class ScheduleTick(msgspec.Struct, frozen=True):
     """Hosts not in `rack` that gossip shows alive: they have not said yet which GPUs they have."""
 
 
+class SeenSaves(NamedTuple):
+    """What the leader has seen of a running job's checkpoints; times by its own clock."""
+
+    number: int
+    epoch: int
+    since_s: float
+    """Since when it has seen the job run under this grant."""
+    step: int
+    """The step of the newest checkpoint; -1: there is none."""
+    saved_s: float | None
+    """When that was complete."""
+
+
 class ProposeCommand(msgspec.Struct, frozen=True):
     """Action: propose this command to the log."""
 
@@ -129,6 +144,10 @@ class Leader:
         """Gangs that are being placed -> epoch, and since when."""
         self.seeking_since: dict[JobId, tuple[tuple[int, int], float]] = {}
         """Gangs of which some ranks are to move -> (epoch, how often that was so), since when."""
+        self.stops = FirmJobs(settings.restart_s, settings.unsaved_stops)
+        self.seen_saves: dict[JobId, SeenSaves] = {}
+        self.running: dict[int, JobId] = {}
+        """The jobs of `seen_saves` by their numbers."""
         self.missing_since: dict[HostId, float] = {}
         self.leases = Leases(self.queue, self.terms)
         self.draining, self.defragmenting = Draining(self.queue), Defragmenting(self.queue)
@@ -161,7 +180,7 @@ class Leader:
     def handle(self, event: ScheduleTick, now_s: float) -> Sequence[ProposeCommand]:
         self.leases.begin(now_s)
         self.pools.begin(now_s)
-        self._read(event.rack, now_s)
+        self._read(event.rack, now_s, event.wall_s)
         self.speechless = event.speechless
         gone = self._gone(now_s)
         about: list[AboutJob] = [*self._lost(gone, event, now_s), *self._time_limit_reached(event.wall_s)]
@@ -187,7 +206,9 @@ class Leader:
     def wakes_s(self) -> float | None:
         """When the leader decides something even if nothing happens until then; None: only when something happens.
         Leases and hosts that are gone are left out: agents look every second."""
-        return min([*self.waits.next_s(), *self.pools.next_s(), *self.retry_at.values()], default=None)
+        closes_s = self.stops.next_s()
+        closes = [] if closes_s is None else [closes_s]
+        return min([*self.waits.next_s(), *self.pools.next_s(), *closes, *self.retry_at.values()], default=None)
 
     def check(self) -> None:
         """Raise AssertionError when unknown jobs are remembered, or when what is kept up to date is not what there is.
@@ -204,7 +225,7 @@ class Leader:
 
     # ---- what it remembers ----
 
-    def _read(self, rack: Sequence[RackHost], now_s: float) -> None:
+    def _read(self, rack: Sequence[RackHost], now_s: float, wall_s: float) -> None:
         """Bring everything up to date."""
         changed = self.feed.take()
         if changed is None:
@@ -223,7 +244,10 @@ class Leader:
             if job is None or job.over:
                 self._drop(id)
             else:
+                self._watch_saves(job, wall_s, now_s)
                 self._put(job, now_s)
+        for number in self.stops.closed(now_s):
+            self._entry(self.queue.jobs[self.running[number]])
         for id in [id for id, at in self.retry_at.items() if at <= now_s]:
             del self.retry_at[id]
             self._entry(self.queue.jobs[id])
@@ -298,6 +322,7 @@ class Leader:
         self.roll.drop(id)
         self.capacity.drop(id)
         self.pools.drop(id)
+        self._forget_saves(id)
         self.run_queues.drop(id)
 
     def _entry(self, job: Job) -> None:
@@ -310,7 +335,26 @@ class Leader:
         if job.state == "stopping" or job.id in self.away or job.id in self.retry_at:
             self.run_queues.drop(job.id)
         else:
-            self.run_queues.put(job, self.queue.has_quota(job.spec.tenant))
+            self.run_queues.put(job, self.queue.has_quota(job.spec.tenant), job.number in self.stops.firm)
+
+    def _watch_saves(self, job: Job, wall_s: float, now_s: float) -> None:
+        """Take in what the job would lose if it were stopped: nothing where it heals, or is elastic."""
+        if job.state != "running" or not loses(job):
+            self._forget_saves(job.id)
+            return
+        saved, seen = job.measured.saved, self.seen_saves.get(job.id)
+        if seen is None or seen.epoch != job.grant.epoch:
+            seen = SeenSaves(job.number, job.grant.epoch, now_s, -1, None)
+        if saved is not None and saved.step != seen.step:
+            seen = seen._replace(step=saved.step, saved_s=now_s - max(0.0, wall_s - saved.wall_s))
+        self.seen_saves[job.id], self.running[job.number] = seen, job.id
+        self.stops.put(job.number, JobRun(seen.since_s, seen.saved_s, job.tally.preemptions), now_s)
+
+    def _forget_saves(self, id: JobId) -> None:
+        seen = self.seen_saves.pop(id, None)
+        if seen is not None:
+            del self.running[seen.number]
+            self.stops.drop(seen.number)
 
     def _is_quiet(self) -> bool:
         """Whether no host is drained, suspected, away, or gone since a short while."""

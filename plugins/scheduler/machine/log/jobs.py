@@ -254,6 +254,8 @@ class JobMeasured(msgspec.Struct):
     """Bytes of the job's largest tensor, and of all; (0, 0): not seen."""
     saved: SavedAt | None = None
     """The newest checkpoint that ranks of the job wrote; None: none is known."""
+    saves_at_stop: bool = False
+    """Whether a checkpoint of the job was heard of while it was being stopped."""
     harms: tuple[JobId, ...] = ()
     """The newest guaranteed jobs that were measured to suffer from this one on their GPUs."""
 

@@ -233,6 +233,7 @@ def _attained(queue: JobTable, command: Attained) -> Result:
         job = queue.jobs.get(id)
         if job is not None and (job.measured.saved is None or saved.step > job.measured.saved.step):
             job.measured.saved = saved
+            job.measured.saves_at_stop |= job.state == "stopping"
     for id, said in sorted(command.heals.items()):
         if (job := queue.jobs.get(id)) is not None:
             replacing.heals(job, command.host, said)
