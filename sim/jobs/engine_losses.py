@@ -1,7 +1,6 @@
 """What a stop loses in the fast engine, where jobs save every so often: what they ran since, and which are not stopped
 for it. The decisions are the leader's own (`plugins/scheduler/machine/leader/firm_jobs.py`)."""
 
-import heapq
 import math
 from typing import Protocol
 
@@ -9,7 +8,10 @@ from plugins.scheduler.machine.leader.firm_jobs import FirmJobs, JobRun
 from plugins.scheduler.machine.leader.order_book import OrderBook
 from plugins.scheduler.policy.order import stoppable_for
 from plugins.scheduler.policy.rules import OrderRules
+from sim.kernel import PackedEvents
 
+SAVE = 1
+"""The kind of the only event of a job here."""
 ALWAYS = float(1 << 50)
 """Later than any second: a job that saves often enough may be stopped at any time."""
 
@@ -32,20 +34,19 @@ class Losses:
         count = len(engine.width)
         self.engine, self.every_s = engine, rules.checkpoint_every_s or 0
         self.firm = FirmJobs(rules.preempt_s + rules.restore_s, rules.unsaved_stops)
-        self.since_s, self.went_s, self.starts = [0] * count, [0] * count, [0] * count
-        """For each job: when it got its GPUs, when it began to make progress on them, and how often it got some."""
+        self.since_s, self.went_s = [0] * count, [0] * count
+        """For each job: when it got its GPUs, and when it began to make progress on them."""
         self.stops = [0] * count
         """How often each job was stopped."""
         self.saved_s: list[int | None] = [None] * count
         self.out_of_order: set[int] = set()
         """Jobs that are taken out of the order for being firm."""
-        self._saves: list[tuple[int, int, int]] = []
-        """Heap of (second of the next checkpoint, job, start)."""
+        self._saves = PackedEvents(count)
+        """The next checkpoint of each job."""
 
     def started(self, job: int) -> None:
         """Count a job that has its GPUs, and a place in the order, from now on."""
         self.since_s[job] = self.engine.now
-        self.starts[job] += 1
         self._look(job)
 
     def went(self, job: int) -> None:
@@ -60,9 +61,9 @@ class Losses:
 
     def next_s(self) -> int | None:
         """When something happens that may change who is stopped."""
-        at = [self._saves[0][0]] if self._saves else []
-        closes_s = self.firm.next_s()
-        return min([*at, *([] if closes_s is None else [math.ceil(closes_s)])], default=None)
+        saves_s, closes_s = self._saves.next_at(), self.firm.next_s()
+        times = [at for at in (saves_s, None if closes_s is None else math.ceil(closes_s)) if at is not None]
+        return min(times, default=None)
 
     def take(self) -> bool:
         """Take in the checkpoints of this second; returns whether anybody may be stopped who might not, or the other
@@ -71,10 +72,7 @@ class Losses:
         for job in self.firm.closed(now):
             self._take_out(job)
             changed = True
-        while self._saves and self._saves[0][0] <= now:
-            _, job, start = heapq.heappop(self._saves)
-            if start != self.starts[job]:
-                continue
+        for _, job in self._saves.due(now):
             self.saved_s[job] = now
             changed |= self._look(job)
             self._await_save(job)
@@ -92,14 +90,14 @@ class Losses:
 
     def drop(self, job: int) -> None:
         """Forget a job that was stopped, or has ended."""
-        self.starts[job] += 1
         self.stops[job] += 1
+        self._saves.cancel(job)
         self.firm.drop(job)
 
     def _await_save(self, job: int) -> None:
         run = self.firm.runs.get(job)
         if self.every_s and run is not None and run.saved_s != ALWAYS:
-            heapq.heappush(self._saves, (self.engine.now + self.every_s, job, self.starts[job]))
+            self._saves.post(job, self.engine.now + self.every_s, SAVE)
 
     def _look(self, job: int) -> bool:
         """Take in a job as it is now; returns whether it became firm, or is so no more."""
