@@ -31,6 +31,7 @@ from agent.locks import StateDirectoryTaken, StateLock
 from agent.ports.clock import RealClock
 from agent.ports.devices.choice import backend
 from agent.ports.disk import DirectoryDisk
+from agent.ports.job_records import RECORDS, ThreadedRecords
 from agent.ports.last_room import FULL, RESERVE_BYTES_MAX
 from agent.ports.memory.pages import MemfdPages
 from agent.ports.network.bytes import SocketBytes
@@ -211,6 +212,7 @@ class Daemon:
             starter=StarterLink(bytes, config.jobs.users_dir, base),
             byte_path=told_of_agent(),
             users=SystemUsers(),
+            records=ThreadedRecords(os.path.join(config.state_dir, RECORDS), self._log),
         )
 
     async def _watch(self, agent: HostAgent) -> None:

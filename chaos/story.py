@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import msgspec
 
 from chaos import knobs
+from chaos.checks.books import unrecorded
 from chaos.novelty import Seen
 from chaos.rackworld import SimRack
 from chaos.world.world import Broken, Enough
@@ -34,6 +35,8 @@ OVER_S = 240.0
 again."""
 QUIET_S = 30.0
 """Seconds after the last job within which nothing of any job is left on any host."""
+BOOKS_S = 90.0
+"""Seconds after that within which every host has a record of each ended job: what it lacks it asks for every 30 s."""
 READ_S = 120.0
 """Seconds after all is healed within which every page of a volume is read back."""
 
@@ -181,6 +184,8 @@ def ended(rack: SimRack, jobs: Mapping[JobId, tuple[str, ...]], over_s: float = 
         job_now = rack.plugin(next(iter(rack.hosts)), "scheduler").queue.jobs[job]
         assert job_now.state in allowed, f"{job} is {job_now.state} ({job_now.reason}), expected {' or '.join(allowed)}"
     rack.until(lambda: not leftovers(rack), QUIET_S, "nothing is left of jobs that are over" + _what_is_left(rack))
+    if any(plugin.name == "scheduler" for plugin in rack.plugins):
+        rack.until(lambda: not unrecorded(rack), BOOKS_S, "all hosts have the records of all jobs")
     not_stale(rack)
 
 

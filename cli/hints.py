@@ -55,11 +55,14 @@ SUBMIT_FLAGS = {
     "--gpus-per-task": "--gpus N", "--gpus-per-node": "--gpus N", "--gpus-per-worker": "--gpus N",
     "--exclusive": "--gpus N    (a GPU belongs to one job, unless its host shares GPUs)",
     "--contiguous": "--pack host", "--spread": "--pack any",
+    "-o": "--output out-%j.txt", "--stdout": "--output out-%j.txt", "--stderr": "--error err-%j.txt",
     # how long, how often
     "-t": "--time 2h", "--time-limit": "--time 2h", "--walltime": "--time 2h", "--max-time": "--time 2h",
     "--requeue": "--retries N", "--max-retries": "--retries N", "--max-restarts": "--retries N",
     "--restarts": "--retries N", "--kill-wait": "--grace 60s", "--grace-period": "--grace 60s",
     "--signal": "--grace 60s    (SIGTERM first, and SIGKILL after this time)",
+    "--dependency": "--after ok:ID", "-d": "--after ok:ID", "-a": "--array 0-99", "-b": "--begin 18:30",
+    "--start": "--begin 18:30", "--held": "--hold", "-H": "--hold", "--mail-type": "--notify 'mail me'",
     # memory
     "--host-memory": "--mem 64GiB    (its name until now)",
     "--memory": "--mem 64GiB    (of all its processes on a host; --gpu-memory is of each GPU)",
@@ -77,15 +80,6 @@ SUBMIT_FLAGS = {
 }  # fmt: skip
 """A flag of another tool -> ours, as it is written."""
 OTHERWISE = {
-    "--after": "agentctl wait ID && agentctl submit ...    (one job after another)",
-    "--dependency": "agentctl wait ID && agentctl submit ...    (one job after another)",
-    "-d": "agentctl wait ID && agentctl submit ...    (one job after another)",
-    "--begin": "use at(1) or a systemd timer that runs agentctl submit ...",
-    "-a": "for n in $(seq 8); do agentctl submit --env N=$n -- ...; done",
-    "--array": "for n in $(seq 8); do agentctl submit --env N=$n -- ...; done",
-    "-o": "agentctl logs ID    (hosts keep the output of ranks)",
-    "--output": "agentctl logs ID    (hosts keep the output of ranks)",
-    "--error": "agentctl logs ID    (hosts keep the output of ranks)",
     "-w": "agentctl hosts drain HOST    (a job does not choose its hosts; drain a host that must not be used)",
     "--nodelist": "agentctl hosts drain HOST    (a job does not choose its hosts; drain a host that must not be used)",
     "-x": "agentctl hosts drain HOST    (a job does not choose its hosts; drain a host that must not be used)",
@@ -104,7 +98,8 @@ FLAGS = {
 """Flags that people try with every command, and ours."""
 OF_NOUN = {
     "logs": {"-n": "--tail N", "--lines": "--tail N"},
-    "jobs": {"--history": "--all", "--completed": "--all", "-u": "agentctl jobs    (it has a column for users)"},
+    "jobs": {"--history": "--all", "--completed": "--all", "-u": "--user NAME", "-t": "--state queued",
+             "--all-users": "--everyone", "-S": "--sort NAME", "--format": "--columns id,name"},
     "hosts": {"--force": "agentctl hosts give-up HOST", "--delete-emptydir-data": "--stop-jobs"},
     "cancel": {"--signal": "agentctl cancel ID    (SIGTERM, and SIGKILL after --grace of the job)"},
     "gpus": {"-l": "--watch", "--loop": "--watch"},

@@ -29,6 +29,8 @@ NOUNS = {
     "interference": (LOOK, "show how much jobs that share a GPU slow the guaranteed one"),
     "jobs": (LOOK, "list jobs, and why each is in its state (-a: ended ones too)"),
     "job": (LOOK, "show one job: hosts, ranks, steps"),
+    "history": (LOOK, "list jobs that have ended, also those of long ago"),
+    "report": (LOOK, "show what became of GPU-hours: used, idle, lost; by user, tenant, GPU, or of one job"),
     "logs": (LOOK, "show what a job's ranks wrote (-f: follow)"),
     "why": (LOOK, "show all events of one job, slab, volume or host"),
     "slabs": (LOOK, "list the slabs of all volumes, and the host that lends memory for each"),
@@ -40,7 +42,12 @@ NOUNS = {
     "bundle": (LOOK, "write one file for whoever looks into a trouble: status, jobs, settings, journal, no secrets"),
     "version": (LOOK, "print the versions of agentctl and of all agents"),
     "submit": (ACT, "start a job: agentctl submit --workers 4 -- python train.py"),
-    "cancel": (ACT, "end a job"),
+    "cancel": (ACT, "end jobs: agentctl cancel j1 j5-j9 j12[3-7], or by --user, --state, --name, --tenant"),
+    "hold": (ACT, "keep a job that waits from starting"),
+    "release": (ACT, "let a held job start"),
+    "requeue": (ACT, "stop a job and queue it again (--hold: and hold it)"),
+    "priority": (ACT, "let a waiting job come before the others of its tenant (--up), or behind them (--down)"),
+    "update": (ACT, "change a job's time limit: agentctl update j1 --time 4h"),
     "move": (ACT, "move a job's ranks to another host: agentctl move j1 gpu2"),
     "scale": (ACT, "give an elastic job more or fewer processes: agentctl scale j1 8"),
     "tune": (ACT, "divide an elastic job's ranks and sums among its hosts by measuring: agentctl tune j1"),
@@ -61,6 +68,8 @@ FOLDERS = {
         *("quota", "scale", "submit", "tensors", "tune", "wait"),
     ),
     "memory": ("memory", "slabs"),
+    "books": ("history", "report"),
+    "queue": ("hold", "priority", "release", "requeue", "update"),
 }
 VERBS = {
     "rack": {
@@ -87,6 +96,8 @@ VERBS = {
     },
 }
 """Noun that has commands of its own -> command -> one line. The first is meant when none is named."""
+SLURM = ("sacct", "sbatch", "scancel", "scontrol", "sinfo", "squeue")
+"""Names of Slurm's commands: a link to agentctl of such a name is that command (`cli.slurm`)."""
 PACKAGES = {"rack": "joining"}
 """Noun that has commands of its own -> their package in `cli`, where it has another name."""
 NAMED = ("rack",)
@@ -260,6 +271,11 @@ def run(argv: Sequence[str]) -> int:
     return int(args.run(Context(args, agent, Paint(args.color))))
 
 
+def by_name(name: str, given: Sequence[str]) -> int:
+    """Run one of Slurm's commands, by whose name agentctl was called."""
+    return int(importlib.import_module("cli.slurm.names").run(name, given))
+
+
 def seconds(text: str) -> float:
     from covey.core.units import parse_seconds
 
@@ -287,19 +303,20 @@ def forget_output() -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    name = os.path.basename(sys.argv[0]) if argv is None and sys.argv else ""
     given = sys.argv[1:] if argv is None else list(argv)
     own = given[: given.index("--")] if "--" in given else given
     as_json, debug = "--json" in own, "--debug" in own
     speak_in_any_locale()
     try:
         try:
-            return run(given)
+            return by_name(name, given) if name in SLURM else run(given)
         finally:
             sys.stdout.flush()  # here, and not when the interpreter ends
     except AgentctlError as error:
         if debug:
             raise
-        say_error(error, as_json)
+        say_error(error, as_json, name if name in SLURM else "agentctl")
         return error.code
     except BrokenPipeError:
         forget_output()  # the reader (`| head`) has seen enough

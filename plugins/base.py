@@ -112,6 +112,23 @@ class RankLease(msgspec.Struct, frozen=True):
         return math.inf if self.lease_s is None else self.asked_s + self.lease_s
 
 
+class ArrayTask(msgspec.Struct, frozen=True):
+    """Which task of an array a job is."""
+
+    array: JobId
+    """The array's id."""
+    index: int
+    """The task's index, as it was submitted."""
+    count: int
+    """The number of the array's tasks."""
+    first: int
+    """Its smallest index."""
+    last: int
+    """Its largest index."""
+    step: int = 1
+    """What lies between two indices, where that is always the same; else 1."""
+
+
 class RanksSpec(msgspec.Struct, frozen=True, kw_only=True):
     """What the runner starts on one host: some ranks of one gang under one epoch."""
 
@@ -200,6 +217,15 @@ class RanksSpec(msgspec.Struct, frozen=True, kw_only=True):
     hang_s: float | None = None
     """Seconds for which ranks may stand still, by what their processes tell, before something is done; None: for
     ever."""
+    stdout: str = ""
+    """The file to which what the ranks write is added as well, by its name with words
+    (`plugins/scheduler/messages/output_names.py`); empty: to none."""
+    stderr: str = ""
+    """The file for their standard error, where that has one of its own; empty: it has none."""
+    task: ArrayTask | None = None
+    """Which task of an array the job is; None: of none."""
+    after: dict[JobId, str] = {}
+    """The jobs for whose end this one waited, and how each ended: `done`, or `failed 3` with its exit code."""
     lease: RankLease | None = None
     """The first lease; None: these ranks run for as long as they like, until one is given (`Runner.renew`)."""
 

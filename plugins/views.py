@@ -365,6 +365,11 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     coordinator: HostId | None = None
     exit_code: int | None = None
     """The job's exit code: 0, the first failing rank's status, or 128+N for signal N; None until it ended."""
+    ended_as: str = ""
+    """How the job ended: `done`, `cancelled`, `timeout`, `oom, peak 31 GiB`, `node-lost`, `preempted`, `failed 3`;
+    empty: it has not ended."""
+    failed_rank: int | None = None
+    """The rank whose failure ended the job, the first one; None: none did."""
     oom_bytes: int = 0
     """The most memory that ranks had of which the kernel killed a process at their limit, bytes; 0: it killed none."""
     places: tuple[Place, ...] = ()
@@ -393,6 +398,20 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     """The user whose job it is; empty: the agent's own."""
     uid: int | None = None
     """That user's number; None: the agent's own user."""
+    array: str = ""
+    """The tasks of an array, as they were submitted; empty: it is none. How far it is stands in `reason`."""
+    task: str = ""
+    """Which task of which array the job is, such as `j12[3]`; empty: of none."""
+    held: bool = False
+    """Whether it is held until somebody releases it."""
+    after: tuple[str, ...] = ()
+    """Jobs for whose end it still waits: `ok:j3`, `any:j5`."""
+    begin_wall_s: float | None = None
+    """When it may start at the earliest, seconds since 1970; None: that time has come, or there is none."""
+    time_limit_s: float | None = None
+    """Seconds that it may run, all starts together; None: no limit."""
+    stdout: str = ""
+    """The file that gets its output as well, with words (`submit --output`); empty: none does."""
 
 
 class QuotaView(msgspec.Struct, frozen=True):

@@ -66,7 +66,11 @@ BORROWER = [f"tests/plugins/memory/test_{part}.py" for part in ("slab", "search"
 SHARED_GPU_TESTS = ("gpu", "watching", "surges", "pressing", "admission")
 SHARED_GPU = [f"tests/plugins/sharing/test_{part}.py" for part in SHARED_GPU_TESTS]
 MACHINES = (
-    Machine("plugins.scheduler.machine.log.jobs", ["tests/plugins/scheduler/test_queue.py"], commands),
+    Machine(
+        "plugins.scheduler.machine.log.jobs",
+        ["tests/plugins/scheduler/test_queue.py", "tests/plugins/scheduler/test_waiting.py"],
+        commands,
+    ),
     Machine(
         "plugins.aggregator.machine.tracked_job",
         [f"tests/plugins/aggregator/{name}.py" for name in ("test_tracked_job", "test_machines", "test_moving")],

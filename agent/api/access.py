@@ -8,7 +8,8 @@ own jobs and volumes. A command that is not in `RULES` is refused to everybody, 
 known.
 
 Everybody sees every job, since a rack is shared: who, tenant, state, GPUs, place in the queue. Of a job that belongs to
-somebody else nothing more is shown: no name, no arguments, no directory, no words that a script or its host said.
+somebody else nothing more is shown: no name, no arguments, no directory, no words that a script or its host said. Of
+the records of ended jobs (`history`, `report`) a user sees own ones only: the commands see to that, by who asks.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -89,10 +90,20 @@ RULES: Mapping[str, Rule] = {
     "scheduler.tenants": LOOK,
     "scheduler.rack": LOOK,
     "scheduler.gpu_uses": LOOK,
+    "scheduler.history": LOOK,
+    "scheduler.report": LOOK,
+    "scheduler.report_job": LOOK,
+    "agent.history": LOOK,
+    "agent.report": LOOK,
     "scheduler.logs": Rule("own", "job"),
     "scheduler.curve": Rule("own", "job"),
     "scheduler.submit": Rule("use", changes=True),
     "scheduler.cancel": Rule("own", "job", changes=True, ends=True),
+    "scheduler.hold": OWN_JOB,
+    "scheduler.release": OWN_JOB,
+    "scheduler.requeue": OWN_JOB,
+    "scheduler.priority": OWN_JOB,
+    "scheduler.update": OWN_JOB,
     "scheduler.move": OWN_JOB,
     "scheduler.scale": OWN_JOB,
     "scheduler.arrange": OWN_JOB,
@@ -215,6 +226,7 @@ def own_volume(asker: Asker, given: Mapping[str, Any], tenants: Sequence[str]) -
 SAYS_NOTHING_OF_SCRIPTS = frozenset((
     *("granted", "promoted", "demoted", "upgraded", "reserves GPUs", "shares GPUs", "to move"),
     *("other jobs move for it", "owners forgotten", "tuner on", "tuner off"),
+    *("held", "released", "priority", "waits no longer", "time limit changed", "tasks cancelled"),
 ))  # fmt: skip
 """The events of a job whose reason is made of numbers and of names of hosts, jobs, tenants and users alone. The reasons
 of all others are for the job's owner: words of a script or of its host may be among them."""
@@ -267,6 +279,12 @@ def job_outline(job: JobView) -> JobView:
         age_s=job.age_s,
         user=job.user,
         uid=job.uid,
+        array=job.array,
+        task=job.task,
+        held=job.held,
+        after=job.after,
+        begin_wall_s=job.begin_wall_s,
+        time_limit_s=job.time_limit_s,
     )
 
 

@@ -57,6 +57,7 @@ from covey.core.version import VERSION
 from covey.ports.env import Env
 from plugins.askers import ASKER, Asker
 from plugins.base import Command
+from plugins.scheduler.service.people.lists import FIELDS
 from plugins.views import ErrorView
 
 BODY_BYTES_MAX = 4 << 20
@@ -75,6 +76,8 @@ DEPTH_MAX = 32
 """The most levels of lists and objects in a body; a job has three."""
 ID_CHARACTERS_MAX = 200
 """The longest id in a path, in characters: `slab/VOLUME/N` has at most 80."""
+LIST_CHARACTERS_MAX = 2000
+"""The most characters of what a list is asked for, by field."""
 ANSWER_S_MAX = 20.0
 """Seconds that a command may take before the caller gets a timeout: the scheduler tries a change three times for 5 s
 each, and its own error says more."""
@@ -310,11 +313,14 @@ class HttpApi:
             get(f"/v1/{path}", self._ask(command, _nothing))
         for path, command in LISTS.items():
             get(f"/v1/{path}", self._ask(command, _wait))
-        get("/v1/jobs", self._ask("scheduler.jobs", _whether_all))
+        get("/v1/jobs", self._ask("scheduler.jobs", _list_wish))
         get("/v1/jobs/{id}", self._ask("scheduler.job", _path_and_wait))
         get("/v1/jobs/{id}/tuner", self._ask("tuner.show", _path_id))
         get("/v1/jobs/{id}/curve", self._ask("scheduler.curve", _path_and_wait))
         get("/v1/jobs/{id}/logs", self._ask("scheduler.logs", _log_place))
+        get("/v1/history", self._ask("agent.history", _query))
+        get("/v1/report", self._ask("agent.report", _query))
+        get("/v1/jobs/{id}/report", self._ask("scheduler.report_job", _path_id))
         get("/v1/links", self._ask("agent.links", _nothing))
         get("/v1/why/{id:.*}", self._ask("agent.why", _path_and_wait))
         get("/livez", self._livez)
@@ -327,7 +333,9 @@ class HttpApi:
 
     def _add_changes(self, post: Add) -> None:
         post("/v1/jobs", self._ask("scheduler.submit", _body))
-        post("/v1/jobs/{id}/cancel", self._ask("scheduler.cancel", _path_id))
+        post("/v1/jobs/{id}/cancel", self._ask("scheduler.cancel", _path_and_any_body))
+        for verb in ("hold", "release", "requeue", "priority", "update"):
+            post(f"/v1/jobs/{{id}}/{verb}", self._ask(f"scheduler.{verb}", _path_and_any_body))
         post("/v1/jobs/{id}/move", self._ask("scheduler.move", _path_and_body))
         post("/v1/jobs/{id}/scale", self._ask("scheduler.scale", _path_and_body))
         post("/v1/jobs/{id}/arrange", self._ask("scheduler.arrange", _path_and_body))
@@ -455,8 +463,17 @@ async def _path_and_wait(request: web.Request) -> dict[str, Any]:
     return {**await _wait(request), "id": _id(request)}
 
 
-async def _whether_all(request: web.Request) -> dict[str, Any]:
-    return {"all": request.query.get("all", "") not in ("", "0", "false")}
+async def _list_wish(request: web.Request) -> dict[str, Any]:
+    given: dict[str, Any] = {
+        name: request.query[name][:LIST_CHARACTERS_MAX] for name in FIELDS if name in request.query
+    }
+    for name in ("all", "mine"):
+        given[name] = given.get(name, "") not in ("", "0", "false")
+    return given
+
+
+async def _query(request: web.Request) -> dict[str, Any]:
+    return dict(request.query)
 
 
 async def _path_id(request: web.Request) -> dict[str, Any]:
@@ -465,6 +482,10 @@ async def _path_id(request: web.Request) -> dict[str, Any]:
 
 async def _path_and_body(request: web.Request) -> dict[str, Any]:
     return {**await _body(request), "id": _id(request)}
+
+
+async def _path_and_any_body(request: web.Request) -> dict[str, Any]:
+    return {**(await _body(request) if request.can_read_body else {}), "id": _id(request)}
 
 
 async def _path_volume(request: web.Request) -> dict[str, Any]:

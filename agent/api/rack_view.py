@@ -162,6 +162,8 @@ class RackView:
             "agent.rack_shared_gpus": self._rack("sharing.gpus"),
             "agent.rack_interference": self._rack("sharing.interference"),
             "agent.rack_groups": self._rack("interleave.groups"),
+            "agent.history": self._books("scheduler.history"),
+            "agent.report": self._books("scheduler.report"),
         }
 
     # ---- from gossip and the log ----
@@ -368,6 +370,19 @@ class RackView:
             return await self._gathering.everywhere(read, {}, wait_of(arguments))
 
         return gathered
+
+    def _books(self, read: str) -> Command:
+        async def told(arguments: Mapping[str, Any]) -> Gathered:
+            """What the scheduler says of jobs that have ended, with the hosts that did not answer it."""
+            command = self._agent.plugin_commands().get(read)
+            if command is None:
+                raise Refused(
+                    1, f"{self._agent.id} has no plugin scheduler now", "it is off or failed", "agentctl status"
+                )
+            view = await command(arguments)
+            return Gathered(view, tuple(Unanswered(host, why) for host, why in sorted(view.unanswered.items())))
+
+        return told
 
     async def _rows(self, host: HostId, read: str, arguments: dict[str, str], wait_s: float) -> list[Any]:
         """The rows of one host. TimeoutError or Refused when there are none."""

@@ -10,18 +10,29 @@ from agent.jobs.spares.frames import SparesConfig
 from agent.jobs.supervision import LeaveRanks, RankStart, SupervisorConfig, joining_frames
 from agent.jobs.whose import JobPaths, other_user
 from covey import hooks
+from covey.core.ids import HostId
 from covey.ports.addresses import Address
 from covey.ports.devices import Devices
 from covey.ports.env import Env
 from covey.ports.processes import Command, Container
 from covey.wire.frames import pack
 from plugins.base import RankLease, RankSpec, RanksSpec
+from plugins.scheduler.messages.output_names import written_out
 
 
 def begins_beside_its_siblings(spec: RanksSpec) -> bool:
     """Whether these are processes of an elastic job that came while it ran: until they have its state others do their
     work, and share the cores with what they import. Not where the others wait for them."""
     return bool(spec.carried) and spec.since > 0 and not spec.awaited
+
+
+def named_for(name: str, spec: RanksSpec, rank: RankSpec, host: HostId) -> str:
+    """The name of a file of the user's for the output of this rank."""
+    if not name:
+        return ""
+    array, task = (spec.job, "0") if spec.task is None else (spec.task.array, str(spec.task.index))
+    known = {"j": spec.job, "i": spec.job[1:], "A": array[1:], "a": task, "r": str(rank.rank)}
+    return written_out(name, {**known, "x": spec.name, "N": host, "u": spec.user or spec.env.get("USER", "")})
 
 
 def container_of(
@@ -105,6 +116,8 @@ class Launching:
             cwd=spec.cwd,
             env=environment_of(spec),
             output=self._paths.path(spec, log_of(spec.job, rank.rank)),
+            stdout=named_for(spec.stdout, spec, rank, self._env.host),
+            stderr=named_for(spec.stderr, spec, rank, self._env.host),
             run=self._paths.path(spec, file_of((spec.job, spec.epoch), f"rank{rank.rank}")),
             output_bytes_max=record.output_bytes_max,
             output_keep_free=self.keep_free,

@@ -32,6 +32,7 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
+from agent.jobs.slurm_env import slurm_variables
 from covey import hooks
 from covey.core.ids import HostId
 from covey.ports.devices import Devices, is_instance
@@ -91,7 +92,9 @@ def environment(
     gpus = NO_GPUS if cores else _gpus(spec, rank, hide_gpus)
     beside = _beside_others(spec, rank, gpu_bytes)
     chosen = {name: value for name, value in spec.env.items() if name not in NEVER_CHOSEN}
-    return {**UNLESS_SET, **beside, **threads, **chosen, "PWD": spec.cwd, **carried, **_hooked(spec), **gpus}
+    base = {**UNLESS_SET, **beside, **threads, **chosen, "PWD": spec.cwd}
+    slurm = slurm_variables(spec, rank, door.host, base["PATH"])
+    return {**base, **slurm, **carried, **_hooked(spec), **gpus}
 
 
 def set_by_covey(spec: RanksSpec, environment_of: Callable[[RanksSpec], Mapping[str, str]]) -> tuple[str, ...]:
@@ -199,6 +202,7 @@ def _ours(spec: RanksSpec, rank: RankSpec, door: RankEndpoints) -> dict[str, obj
         "COVEY_PREEMPT_FILE": door.preempt_file,
         **_saved(spec),
         "COVEY_CHECKPOINT_DIR": checkpoints_of(spec),
+        **_of_others(spec),
         **({"COVEY_INCARNATION": spec.since << INCARNATIONS_BITS} if spec.since else {}),
         **({"COVEY_ELASTIC": 1} if spec.carried else {}),
         **({"COVEY_HOST_MEMORY": spec.host_memory} if spec.host_memory else {}),
@@ -208,6 +212,14 @@ def _ours(spec: RanksSpec, rank: RankSpec, door: RankEndpoints) -> dict[str, obj
 def _saved(spec: RanksSpec) -> dict[str, object]:
     """The newest checkpoint of the job."""
     return {} if spec.saved is None else {"COVEY_SAVED_STEP": spec.saved.step, "COVEY_SAVED_AT": spec.saved.path}
+
+
+def _of_others(spec: RanksSpec) -> dict[str, object]:
+    """The array that the job is a task of, and how the jobs ended for whose end it waited."""
+    task = spec.task
+    of_array = {} if task is None else {"COVEY_ARRAY": task.array, "COVEY_TASK": task.index, "COVEY_TASKS": task.count}
+    ended = ",".join(f"{job}:{how.replace(' ', ':')}" for job, how in spec.after.items())
+    return of_array | ({"COVEY_AFTER": ended} if ended else {})
 
 
 def checkpoints_of(spec: RanksSpec) -> str:

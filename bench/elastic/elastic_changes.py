@@ -50,10 +50,10 @@ import covey.job.job_state
 script, *sys.argv[1:] = sys.argv[1:]
 open("/proc/self/comm", "w").write("rank" + os.environ["RANK"])
 done, log = covey.job.job_state.JobState.done, None
-def noted(state):
+def noted(state, **more):
     global log
     step = state.step
-    done(state)
+    done(state, **more)
     log = log or open(f"steps.{os.environ['RANK']}.{os.getpid()}", "a")
     print(time.monotonic(), step, file=log, flush=True)
 covey.job.job_state.JobState.done = noted

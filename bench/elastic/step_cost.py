@@ -41,9 +41,9 @@ def call(frame, event, arg):
     counts.setdefault(threading.get_ident(), 0)
     counts[threading.get_ident()] += 1
     return line
-def noted(state):
+def noted(state, **more):
     step = state.step
-    done(state)
+    done(state, **more)
     if step in (FIRST, LAST): marks[step] = dict(counts)
     if step == LAST:
         a, b, own = marks[FIRST], marks[LAST], threading.main_thread().ident

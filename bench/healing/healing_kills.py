@@ -70,9 +70,9 @@ if script.endswith("heal_ddp.py"):
         print(number, *batch, file=samples, flush=True)
         return batch
     StepSampler._batch_at = batch_at
-def noted(state):
+def noted(state, **more):
     step = state.step
-    done(state)
+    done(state, **more)
     print(time.monotonic(), os.environ.get("COVEY_INCARNATION", "0"), step, file=log, flush=True)
     time.sleep(float(pause_s))
 covey.job.job_state.JobState.done = noted

@@ -129,6 +129,23 @@ class People(Askers):
         mine = [*self.jobs, JobId("j999")]
         return "scheduler.cancel", {"id": str(self.rng.choice(mine)), "by": "people"}
 
+    def waiting(self) -> Question:
+        """Another place, another time limit, another start of a job; nobody holds one for ever."""
+        value: Any = self.rng.choice((True, False, None, "up", -1, 1e300, 60.0, "3-7", "0-", [1]))
+        verb, field = self.rng.choice(
+            (("release", "x"), ("priority", "up"), ("update", "time_limit_s"), ("requeue", "hold"), ("cancel", "tasks"))
+        )
+        if field == "hold" and value is True:
+            value = "yes"
+        if field == "time_limit_s" and value in (60.0, True):
+            value = 3600.0
+        return f"scheduler.{verb}", {"id": self.job(), field: value}
+
+    def list_of(self) -> Question:
+        value: Any = self.rng.choice(("held", "runing", "*", "-time", "3", "", "a,b", "0", 7))
+        field = self.rng.choice(("state", "sort", "name", "user", "tenant", "limit", "mine"))
+        return "scheduler.jobs", {field: value}
+
     def logs(self) -> Question:
         numbers: tuple[Any, ...] = (0, 0, 0, 1, -5, "tail", None, 10**30)
         asked = {name: self.rng.choice(numbers) for name in ("rank", "offset", "limit") if self.rng.random() < 0.5}
@@ -197,6 +214,8 @@ QUESTIONS: tuple[Callable[[People], Question], ...] = (
     People.submit,
     People.wrong_job,
     People.cancel,
+    People.waiting,
+    People.list_of,
     People.logs,
     People.logs,
     People.of_a_job,

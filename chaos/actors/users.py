@@ -24,7 +24,10 @@ JOBS_MAX = 8
 """Most jobs that all users submit together."""
 LOOKS = ("scheduler.jobs", "agent.rack_volumes", "agent.health", "agent.hosts", "scheduler.tenants", "agent.gpus")
 ABOUT = ("scheduler.job", "agent.why", "agent.story")
-OWN = ("scheduler.logs", "scheduler.cancel", "scheduler.scale", "scheduler.move", "scheduler.tune", "tuner.show")
+OWN = (
+    *("scheduler.logs", "scheduler.cancel", "scheduler.scale", "scheduler.move", "scheduler.tune", "tuner.show"),
+    *("scheduler.hold", "scheduler.release", "scheduler.requeue", "scheduler.priority", "scheduler.update"),
+)
 OPERATE = (
     ("scheduler.quota_set", {"tenant": "ml", "gpus": 1000}),
     ("scheduler.tenant_set", {"tenant": "ml", "users": ["eve"]}),
@@ -72,7 +75,7 @@ class UsersAsking(Askers):
         if kind < 0.6:
             return self.rng.choice(ABOUT), job
         if kind < 0.95:
-            return self.rng.choice(OWN), {**job, "workers": 1, "what": "0", "by": "root", "owner": None}
+            return self.rng.choice(OWN), {**job, "workers": 1, "what": "0", "up": True, "by": "root", "owner": None}
         command, given = self.rng.choice(OPERATE)
         return command, dict(given)
 

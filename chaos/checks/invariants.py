@@ -9,6 +9,7 @@ import zlib
 from typing import Any, NamedTuple
 
 from agent.raft.machine.raft import Role
+from chaos.checks.books import BillsHold, GpusBilled
 from chaos.checks.elastic import CarriedOnce, OneProcessEach, ProcessesPlaced
 from chaos.checks.leaks import UnusedSlabs
 from chaos.checks.ranks_seen import Rank, RanksHeld, known_job, newest_queue, ranks_of
@@ -420,6 +421,8 @@ def invariants_for(rack: RackSeen) -> list[Invariant]:
             FencedRanksEnd(rack),
             GangsWhole(rack),
             JobsKnown(rack),
+            BillsHold(rack),
+            GpusBilled(rack),
         ]
     if "memory" in plugins:
         found += [SlabsExclusive(rack), UnusedSlabs(rack)]

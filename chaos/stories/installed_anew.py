@@ -21,6 +21,7 @@ def play(rack: SimRack) -> None:
     host.power_off()
     host.clock.end_skew()
     host.disk.files.clear()
+    host.lose_records()
     rack.world.mark("fault", host.name, "it is installed anew")
     rack.run(rack.rng.uniform(0.5, 45.0))
     host.power_on()

@@ -15,15 +15,20 @@ import asyncio
 import errno
 import random
 import re
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Literal, Protocol
 
+from agent.ports.job_records import RecordFile
 from chaos.world.seen import ProcessSeen
+from covey.core.job_records import By, JobRecord, Range, RecordsAsked, RecordSum
 from covey.ports.processes import ProcessId
 
 SECTOR_BYTES = 512
+UNSYNCED = 8
+"""The most records of jobs that a power failure may take."""
 GARBAGE = 0.05
 """Chance that a kept sector of a torn write holds something else (reliability notes: 5 %)."""
 FSYNC_S = (0.0005, 0.006)
@@ -450,3 +455,52 @@ class ProcessDisk:
 def _checked(name: str) -> None:
     if not NAME.fullmatch(name) or any(part in (".", "..") for part in name.split("/")):
         raise OSError(f"{name!r} is not the name of a file here: use a-z, 0-9, '.', '_', '-' and '/'")
+
+
+class SimRecords:
+    """The `covey.core.job_records.JobRecords` of a simulated host, which outlives its processes: the data base that
+    agents use, in memory. A call takes no simulated time; while the disk is full, read-only or sick, it raises OSError
+    as those of files do. A power failure takes some of the newest records: SQLite syncs its log now and then."""
+
+    def __init__(self, disk: SimDisk) -> None:
+        self._disk = disk
+        self.file = RecordFile(":memory:")
+        self._unsynced: deque[int] = deque(maxlen=UNSYNCED)
+
+    @property
+    def told(self) -> str:
+        return self.file.told
+
+    @property
+    def trimmed(self) -> int:
+        return self.file.trimmed
+
+    async def put(self, records: Sequence[JobRecord]) -> None:
+        self._try(writes=bool(records))
+        self.file.put(records)
+        self._unsynced += [record.number for record in records]
+
+    async def find(self, asked: RecordsAsked) -> list[JobRecord]:
+        self._try()
+        return self.file.find(asked)
+
+    async def sums(self, asked: RecordsAsked, by: By) -> list[RecordSum]:
+        self._try()
+        return self.file.sums(asked, by)
+
+    async def ranges(self) -> tuple[Range, ...]:
+        self._try()
+        return self.file.ranges()
+
+    def power_failed(self) -> None:
+        self.file.drop([number for number in self._unsynced if self._disk.rng.random() < 0.5])
+        self._unsynced.clear()
+
+    def _try(self, writes: bool = False) -> None:
+        """OSError, when the disk has one now."""
+        if self._disk.sick and self._disk.rng.random() < self._disk.sick:
+            raise OSError(errno.EIO, "the simulated disk is sick", "scheduler/jobs.db")
+        if writes and self._disk.read_only:
+            raise OSError(errno.EROFS, "the simulated disk is read-only", "scheduler/jobs.db")
+        if writes and not self._disk.free_bytes:
+            raise OSError(errno.ENOSPC, "the simulated disk is full", "scheduler/jobs.db")

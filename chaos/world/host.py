@@ -18,7 +18,7 @@ import msgspec
 
 from chaos.askers import USERS
 from chaos.world.clock import SimClock, SimProbes
-from chaos.world.disk import ProcessDisk, SimDisk
+from chaos.world.disk import ProcessDisk, SimDisk, SimRecords
 from chaos.world.links import KEY_BYTES, SimLinks
 from chaos.world.loop import HostLoop, trace_of
 from chaos.world.net import SimDatagrams
@@ -115,6 +115,7 @@ class SimProcess:
             starter=OneUser(self.uid),
             byte_path=host.byte_path,
             users=USERS,
+            records=host.records,
         )
 
     def spawn(self, name: str, coroutine: Coroutine[Any, Any, Any]) -> object:
@@ -389,6 +390,8 @@ class SimHost:
         self.clock = SimClock(world, start_s=world.chance.uniform(100, 100_000))
         self.probes = SimProbes(name, gpus, lambda: world.now, self._lives)
         self.disk = SimDisk(f"/var/lib/covey/{name}", random.Random(f"{world.seed}/{name}/disk"))
+        self.records = SimRecords(self.disk)
+        """Records of ended jobs, on its disk."""
         self.processes: dict[int, SimProcess] = {}
         self.commands: dict[int, Command] = {}
         """pid -> the command that was started, kept after its end."""
@@ -403,6 +406,10 @@ class SimHost:
         """What the agent process of this host runs."""
         self._last_pid = 100
         self._next_port = 32_768
+
+    def lose_records(self) -> None:
+        """Lose the records of ended jobs, as with the disk they are on."""
+        self.records = SimRecords(self.disk)
 
     def _lives(self, pid: int) -> bool:
         return pid in self.processes and self.processes[pid].alive
@@ -459,6 +466,7 @@ class SimHost:
         for process in list(self.processes.values()):
             process.end(-signal.SIGKILL, power=True)
         self.disk.power_failed()
+        self.records.power_failed()
         for told in self.world.on_loss:
             told(self, None)
         self.world.network.changed()

@@ -4,11 +4,14 @@ HOST is where an event happened; `rack` means that the hosts agreed on it in the
 recorded by other hosts, so there the column names the host that recorded them."""
 
 import argparse
+import re
 from collections.abc import Mapping
 from typing import Any
 
+from cli.books.ending import ended, last_lines
 from cli.client import AgentctlError
 from cli.context import Context, not_found
+from cli.job_ids import ids_of
 from cli.table import clock, plural, table
 
 TITLES = ("TIME", "HOST", "OF", "EVENT", "WHY")
@@ -21,6 +24,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(context: Context) -> int:
+    if re.fullmatch(r"j\d+[\[_]\d+\]?", context.args.id):  # a task of an array: events are those of its job
+        context.args.id = context.agent.get("jobs", *ids_of([context.args.id])).data["id"]
     try:
         answer = context.agent.gather("why", context.args.id)
     except AgentctlError as error:
@@ -42,13 +47,16 @@ def run(context: Context) -> int:
 
 
 def say_now(context: Context) -> None:
-    """A job that has not ended: its state and the reason, for what it waits for is no event."""
+    """A job's state and the reason: what one waits for is no event, and of one that failed the last lines that its
+    rank wrote say more."""
     try:
         view = context.agent.get("jobs", context.args.id).data
     except AgentctlError:
         return
-    if not view["over"]:
-        context.say(f"now {context.paint.state(view['state'])}{': ' if view['reason'] else ''}{view['reason']}")
+    if not view["over"] or view["state"] == "failed":
+        context.say(f"{'' if view['over'] else 'now '}{ended(view, context.paint)}")
+        for line in last_lines(context.agent, view):
+            context.say(line)
 
 
 def where(line: Mapping[str, Any]) -> str:

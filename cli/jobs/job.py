@@ -9,6 +9,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+from cli.books.ending import last_lines
 from cli.client import NOT_WHOLE, AgentctlError
 from cli.context import Context, not_found
 from cli.jobs.jobs import class_of, how_long, timed, workers_of
@@ -70,7 +71,7 @@ def run(context: Context) -> int:
         ]
         titles = (*RANK_TITLES, CARRIES) if carried else RANK_TITLES
         context.say(table(titles, rows, ("RANK", "PID"), context.paint))
-    for line in stacks_of(context, job):
+    for line in [*last_lines(context.agent, job), *stacks_of(context, job)]:
         context.say(line)
     for host in job.get("unanswered", ()):
         context.say(f"{host} did not answer, so the state of its ranks is unknown; next: agentctl why host/{host}")
@@ -148,6 +149,7 @@ def facts(job: dict[str, Any]) -> list[tuple[str, object]]:
     return [
         ("job", f"{job['id']}  {job['name']}"),
         ("state", job["state"]),
+        ("ended as", job.get("ended_as") if job["state"] == "failed" else ""),
         ("why", job["reason"]),
         ("GPUs", "; ".join(f"{host}: {words}" for host, words in (seen.get("devices") or {}).items())),
         ("workers", f"{workers_of(job)}, {gpus}{configuration(job)}"),
@@ -167,6 +169,11 @@ def facts(job: dict[str, Any]) -> list[tuple[str, object]]:
         ("seen by", seen_by(job) or unseen(job)),
         ("metrics", metrics),
         ("exit code", exit_words(job)),
+        ("array", job.get("array")),
+        ("task", job.get("task")),
+        ("not before", clock(job["begin_wall_s"]) if job.get("begin_wall_s") else ""),
+        ("time limit", format_seconds(job["time_limit_s"]) if job.get("time_limit_s") else ""),
+        ("output", job.get("stdout")),
         ("user", job.get("user")),
         ("tenant", f"{job['tenant']}, {class_of(job)}"),
         ("shares GPUs", with_whom(job)),

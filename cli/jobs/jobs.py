@@ -1,13 +1,22 @@
-"""List the jobs that wait or run, and why each is in its state; with -a also ended ones that are still remembered.
+"""List own jobs that wait or run, and why each is in its state; with -a also ended ones that are still remembered.
 
-Of a job of another user you see whose it is, its tenant, state and GPUs, and its place in the queue. USER is empty for
-jobs of the agent's own user."""
+--everyone shows those of others too (root and the agent's own user see all anyway). Of a job of another user you see
+whose it is, its tenant, state and GPUs, and its place in the queue. USER is empty for jobs of the agent's own user.
+
+Filters take several values with commas between them: --state running,held. --name takes patterns: --name 'bert*'. -o
+csv and -o jsonl are for programs, and --columns names what is shown: id,name,state."""
 
 import argparse
+import csv
+import json
+import sys
+import time
+from difflib import get_close_matches
 from typing import Any
 
+from cli.client import USAGE, AgentctlError
 from cli.context import Context
-from cli.table import plural, table
+from cli.table import plural, printable, table
 from covey.core.units import format_seconds, format_size
 
 TITLES = (
@@ -29,43 +38,108 @@ TITLES = (
 )
 
 
+FILTERS = ("user", "state", "name", "tenant")
+FORMATS = ("table", "json", "jsonl", "csv", "name")
+RIGHT = ("WORKERS", "GPUS", "STEP", "EACH", "MEMORY", "TIME")
+
+
+def filter_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--user", metavar="NAME", help="jobs of these users")
+    parser.add_argument("--state", metavar="STATE", help="jobs in these states: queued, held, running, failed ...")
+    parser.add_argument("--name", metavar="PATTERN", help="jobs of these names, such as 'bert*'")
+    parser.add_argument("--tenant", metavar="TENANT", help="jobs of these tenants")
+
+
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-a", "--all", action="store_true", help="ended jobs too")
+    parser.add_argument("--everyone", action="store_true", help="jobs of all users")
+    filter_arguments(parser)
+    parser.add_argument(
+        "--sort", metavar="FIELD", help="id, name, user, state, gpus, time ...; =-time: the longest first"
+    )
+    parser.add_argument("--limit", metavar="N", help="the first N only")
+    parser.add_argument("-o", "--output", choices=FORMATS, default="table", help="the form of the list")
+    parser.add_argument("--columns", metavar="A,B", help="what is shown: id,name,state ...")
+
+
+def filters(context: Context) -> dict[str, str]:
+    """The filters that were given."""
+    return {name: said for name in FILTERS if (said := getattr(context.args, name)) is not None}
 
 
 def run(context: Context) -> int:
-    answer = context.agent.get("jobs", all=1 if context.args.all else None)
-    if context.json:
+    args, said = context.args, filters(context)
+    columns = columns_of(args.columns)
+    mine = None if args.everyone or "user" in said else 1
+    answer = context.agent.get("jobs", all=1 if args.all else None, mine=mine, sort=args.sort, limit=args.limit, **said)
+    if context.json or args.output == "json":
         return context.say_json(answer.whole)
-    rows = [
-        (
-            job["id"],
-            job["name"],
-            job.get("user", ""),
-            job["tenant"],
-            class_of(job),
-            job["state"],
-            workers_of(job),
-            job["gpus"],
-            job["step"],
-            *timed(job),
-            how_long(job),
-            " ".join(place["host"] for place in job["places"]),
-            why(job),
-        )
-        for job in answer.data
-    ]
-    context.say(table(TITLES, rows, ("WORKERS", "GPUS", "STEP", "EACH", "MEMORY", "TIME"), context.paint))
-    more = "" if context.args.all else " waiting or running"
+    if args.output == "jsonl":
+        for job in answer.data:
+            context.say(json.dumps(job))
+        return 0
+    if args.output == "name":
+        for job in answer.data:
+            context.say(job["id"])
+        return 0
+    rows = [[shown for title, shown in zip(TITLES, row(job), strict=True) if title in columns] for job in answer.data]
+    if args.output == "csv":
+        writer = csv.writer(sys.stdout, lineterminator="\n")
+        writer.writerow([title.lower().replace(" ", "_") for title in columns])
+        writer.writerows([["" if cell is None else printable(str(cell)) for cell in each] for each in rows])
+        return 0
+    context.say(table(columns, rows, RIGHT, context.paint))
+    more = "" if args.all else " waiting or running"
     age_s = max((job["age_s"] for job in answer.data), default=0.0)
     context.as_of(answer, plural(len(rows), "job") + more, age_s=age_s)
     return 0
 
 
+def columns_of(said: str | None) -> tuple[str, ...]:
+    """The titles of the columns that are shown. AgentctlError: there is no such column."""
+    if said is None:
+        return TITLES
+    known = {("id" if title == "JOB" else title.lower().replace(" ", "_")): title for title in TITLES}
+    wanted = [word.strip().lower() for word in said.split(",") if word.strip()]
+    for word in wanted:
+        if word not in known:
+            near = get_close_matches(word, known, 1, 0.5)
+            step = f"did you mean {near[0]}?" if near else "agentctl jobs --columns id,name,state"
+            raise AgentctlError(USAGE, f"invalid --columns {word[:40]!r}", f"expected {', '.join(known)}", step)
+    return tuple(title for name, title in known.items() if name in wanted)
+
+
+def row(job: dict[str, Any]) -> tuple[Any, ...]:
+    """What the columns of `TITLES` show of a job."""
+    return (
+        job["id"],
+        name_of(job),
+        job.get("user", ""),
+        job["tenant"],
+        class_of(job),
+        job["state"],
+        workers_of(job),
+        job["gpus"],
+        job["step"],
+        *timed(job),
+        how_long(job),
+        " ".join(place["host"] for place in job["places"]),
+        why(job),
+    )
+
+
+def name_of(job: dict[str, Any]) -> str:
+    """`sweep[3]` for a task of an array, `sweep[0-99%8]` for the array."""
+    tasks = job.get("array") or (job.get("task") or "").partition("[")[2].rstrip("]")
+    return f"{job['name']}[{tasks}]" if tasks and job["name"] else job["name"]
+
+
 def why(job: dict[str, Any]) -> str:
     """Why the job is in its state, and what is wrong with its GPUs."""
     devices = [f"{host}: {words}" for host, words in (job["seen"].get("devices") or {}).items()]
-    return "; ".join([job["reason"], *devices])
+    begin_s = job.get("begin_wall_s")
+    begins = [time.strftime("not before %Y-%m-%d %H:%M:%S", time.localtime(begin_s))] if begin_s else []
+    return "; ".join([job["reason"], *begins, *devices])
 
 
 def workers_of(job: dict[str, Any]) -> str:

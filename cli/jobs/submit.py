@@ -1,7 +1,10 @@
-"""Start a job: agentctl submit [options] -- COMMAND ...
+"""Start a job: agentctl submit [options] -- COMMAND ..., or agentctl submit [options] FILE [-- ARGUMENTS ...]
 
 The command runs once for each worker, in this directory and with this environment (so an activated venv or conda
 environment works), plus RANK, WORLD_SIZE, MASTER_ADDR and the like. Either all workers start or none.
+
+FILE is a script with #COVEY lines, which hold options of this command, or #SBATCH lines, or it is a TOML file
+(job.toml) with these options under their names and `command`. Options that are typed come before those of the file.
 """
 
 import argparse
@@ -9,11 +12,16 @@ import os
 import re
 import secrets
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any, assert_never
 
 from cli.client import USAGE, Agent, AgentctlError, Gone
 from cli.context import Context
+from cli.job_files import reading
+from cli.job_files.reading import JobFile
+from cli.job_files.sbatch_options import Said
+from cli.times import begin_s, duration
 from plugins.scheduler.messages import options
 from plugins.scheduler.messages.options import Option
 
@@ -28,7 +36,7 @@ NOT_CARRIED = frozenset(
 """Variables of the terminal, the session, the make or the rank that submits: they mean nothing or the wrong thing in
 the job."""
 NOT_CARRIED_PREFIXES = tuple(
-    "COVEY_ PET_ TORCHELASTIC_ SSH_ XDG_SESSION XDG_SEAT XDG_VTNR DBUS_ SUDO_".split()  # noqa: SIM905
+    "COVEY_ PET_ TORCHELASTIC_ SSH_ XDG_SESSION XDG_SEAT XDG_VTNR DBUS_ SUDO_ SLURM_".split()  # noqa: SIM905
 )
 LITTLE = ("PATH", "HOME", "USER", "LANG")
 """What is carried with --no-env."""
@@ -37,6 +45,19 @@ AGGREGATE_HELP = (
     "gradients of PyTorch's DistributedDataParallel are averaged by Covey, without a change to the script: the same "
     "bits whatever fails (covey.torch.attach)"
 )
+NOTIFY_HELP = (
+    "when the job has ended, run this command in a shell, or post JSON to this http(s) URL: a job of its own without "
+    "GPUs, which finds how it ended in COVEY_AFTER (j7:done, or j7:failed:3)"
+)
+POSTS = """
+import json, os, sys, urllib.request
+job, _, how = os.environ["COVEY_AFTER"].partition(":")
+state, _, code = how.partition(":")
+body = json.dumps({"job": job, "name": sys.argv[2], "state": state, "exit_code": int(code or 0)}).encode()
+asked = urllib.request.Request(sys.argv[1], body, {"Content-Type": "application/json"})
+print(urllib.request.urlopen(asked, timeout=60).status)
+"""
+"""The program that tells a URL of the end of a job."""
 SUBMIT_TRIES = 3
 
 
@@ -49,25 +70,31 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         if option.field == "hooks":
             parser.add_argument("--aggregate", action="store_true", help=AGGREGATE_HELP)
     parser.add_argument(
-        "--env", action="append", default=[], metavar="KEY=VAL", help="set an environment variable; may be repeated"
-    )
+        "--env", action="append", default=[], metavar="KEY=VAL",
+        help="set an environment variable, or name one of this environment to carry; may be repeated",
+    )  # fmt: skip
+    parser.add_argument(
+        "--env-file", action="append", default=[], metavar="FILE",
+        help="set the variables of this file, a KEY=VAL in each line; may be repeated",
+    )  # fmt: skip
     parser.add_argument(
         "--no-env",
         action="store_true",
         help="do not copy this environment into the job, only PATH, HOME, USER and LANG",
     )
     parser.add_argument("--cwd", metavar="DIR", help="working directory of the job (default: this directory)")
+    parser.add_argument("--notify", metavar="CMD|URL", help=NOTIFY_HELP)
     parser.add_argument("--wait", action="store_true", help="wait until the job has ended, and return its exit code")
     parser.add_argument(
         "--follow", action="store_true", help="show the job's output until it has ended, and return its exit code"
     )
-    parser.add_argument("word", nargs="*", help=argparse.SUPPRESS)
+    parser.add_argument("word", nargs="*", metavar="FILE", help="a script or a TOML file that says what the job is")
 
 
 def add_option(parser: argparse.ArgumentParser, option: Option) -> None:
     """The flag of a job's option; what it says stands under the option's field, None when it was not given."""
     flag, field, help = option.flag, option.field, option.help
-    if field == "workers":
+    if field in ("workers", "begin_wall_s"):
         parser.add_argument(flag, dest=field, metavar=option.metavar, help=help)
         return
     match option.kind:
@@ -87,11 +114,9 @@ def add_option(parser: argparse.ArgumentParser, option: Option) -> None:
 
 
 def run(context: Context) -> int:
-    args = context.args
+    args, command = context.args, getattr(context.args, "command", [])
     if args.word:
-        what, example = f"unexpected argument {args.word[0]!r}", f"agentctl submit -- {' '.join(args.word)}"
-        raise AgentctlError(USAGE, what, "the job's command must come after a lone --", example)
-    command = getattr(args, "command", [])
+        return submit(context, *from_file(args, command))
     if not command:
         example = "agentctl submit --workers 4 -- python train.py"
         raise AgentctlError(USAGE, "no command to run", "the job's command must come after a lone --", example)
@@ -100,10 +125,25 @@ def run(context: Context) -> int:
         why = "the whole command is one quoted argument, and no shell splits it"
         example = f"agentctl submit -- {command[0]}    (or: -- sh -c {command[0]!r})"
         raise AgentctlError(USAGE, what, why, example)
+    return submit(context, args, command)
+
+
+def submitted(context: Context, args: argparse.Namespace, command: Sequence[str]) -> dict[str, Any]:
+    """The new job that these options and this command say."""
     spec = spec_of(args, command, os.environ, here(os.environ, args.cwd))
     refuse_what_is_too_large(spec)
     spec["env"].setdefault("COVEY_UMASK", f"{umask():03o}")
+    notice = notice_of(args.notify, spec) if args.notify is not None else None
     job = send(context.agent, spec)
+    if notice is not None:
+        told = send(context.agent, {**notice, "after": [f"any:{job['id']}"]})
+        print(f"note: {told['id']} tells of its end: agentctl job {told['id']}", file=sys.stderr)
+    return job
+
+
+def submit(context: Context, args: argparse.Namespace, command: Sequence[str]) -> int:
+    """Submit the job that these options and this command say, and say so; the exit code."""
+    job = submitted(context, args, command)
     if over_rack := (job.get("elastic") or {}).get("over_rack"):
         print(f"note: {over_rack}", file=sys.stderr)
     if args.follow:
@@ -123,31 +163,68 @@ def run(context: Context) -> int:
     return 0
 
 
+def from_file(args: argparse.Namespace, more: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    """The options and the command of the job that the file says whose name is the first word."""
+    words = args.word
+
+    if len(words) > 1 or not (os.path.exists(words[0]) or words[0].endswith((".sh", ".toml", ".sbatch", ".slurm"))):
+        what, example = f"unexpected argument {words[0]!r}", f"agentctl submit -- {' '.join(words)}"
+        if len(words) > 1 and os.path.isfile(words[0]):
+            what = f"unexpected argument {words[1]!r}"
+            example = f"agentctl submit {words[0]} -- {' '.join(words[1:])}    (arguments of the file)"
+        raise AgentctlError(USAGE, what, "the job's command must come after a lone --", example)
+    return with_file(reading.read(words[0]), args, more)
+
+
+def with_file(
+    file: JobFile, typed: argparse.Namespace, more: Sequence[str] = (), slurm: Said | None = None
+) -> tuple[argparse.Namespace, list[str]]:
+    """The options and the command of the job that `file` says. What was `typed` comes before what the file says;
+    `slurm`: options of sbatch that were typed; `more`: arguments of the file's command."""
+    from cli.main import Parser, refuse_unknown
+
+    parser = Parser("agentctl submit", allow_abbrev=False, add_help=False)
+    arguments(parser)
+    found, groups = parser.parse_args([]), reading.options_of(file, slurm or {})
+    for place, words in groups:
+        try:
+            found, unknown = parser.parse_known_args(words, found)
+            refuse_unknown(parser, [*unknown, *found.word])
+            fields_of(parser.parse_args(words))
+        except AgentctlError as error:
+            raise AgentctlError(error.code, f"{place}: {error.what}", error.why, error.next) from None
+    for action in parser._actions:
+        of_file, of_people = getattr(found, action.dest), getattr(typed, action.dest, action.default)
+        if isinstance(of_file, list) and action.dest != "word":
+            setattr(found, action.dest, [*of_file, *of_people])
+        elif of_people != action.default:
+            setattr(found, action.dest, of_people)
+    if getattr(typed, "nodes", None) is not None:
+        found.workers, found.pack = None, None
+    elif getattr(typed, "workers", None) is not None or getattr(typed, "pack", None) is not None:
+        found.nodes = None
+    found.name = reading.name_of(file) if found.name is None else found.name
+    return found, [*file.command, *more]
+
+
 def spec_of(args: argparse.Namespace, command: Sequence[str], environ: Mapping[str, str], here: str) -> dict[str, Any]:
     """The body of POST /v1/jobs. What was not given is left to the agent."""
     refuse_what_contradicts_itself(args)
     kept = LITTLE if args.no_env else [name for name in environ if means_something(name)]
-    env = {name: environ[name] for name in kept if name in environ} | dict(pair(text) for text in args.env)
+    env = {name: environ[name] for name in kept if name in environ}
+    for path in args.env_file:
+        env |= variables_of(path)
+    env |= dict(pair(text, environ) for text in args.env)
+    cwd = os.path.abspath(os.path.join(here, args.cwd or ""))
     spec: dict[str, Any] = {
         "argv": [text_of(word) for word in command],
-        "cwd": text_of(os.path.abspath(os.path.join(here, args.cwd or ""))),
+        "cwd": text_of(cwd),
         "env": {text_of(name): text_of(value) for name, value in env.items()},
     }
-    for option in options.OPTIONS:
-        said = getattr(args, option.field, None) if option.flag else None
-        if said is not None and option.field == "workers":
-            spec |= workers_of(said)
-        elif said is not None:
-            spec[option.field] = value_of(option, said)
-    if spec.get("remote_memory") == 0:
-        what, why = f"invalid --remote-memory {args.remote_memory}", "a job without remote memory needs no limit for it"
-        raise AgentctlError(USAGE, what, why, "--remote-memory 8GiB, or leave it out")
-    if spec.get("host_memory") == 0:
-        what, why = f"invalid --mem {args.host_memory}", "no process can do without memory"
-        raise AgentctlError(USAGE, what, why, "--mem 64GiB, or leave it out")
-    if spec.get("cpus") == 0:
-        what, why = "invalid --cpus 0", "no process can do without a processor"
-        raise AgentctlError(USAGE, what, why, "--cpus 4, or leave it out")
+    spec |= fields_of(args)
+    for field in ("stdout", "stderr"):
+        if spec.get(field):
+            spec[field] = text_of(os.path.abspath(os.path.join(cwd, spec[field])))
     if spec.get("image"):
         spec["image"] = text_of(image_of(spec["image"], here))
     if args.aggregate:
@@ -159,11 +236,39 @@ def spec_of(args: argparse.Namespace, command: Sequence[str], environ: Mapping[s
     return spec
 
 
+def fields_of(args: argparse.Namespace) -> dict[str, Any]:
+    """The fields of the job that these options say. AgentctlError names a wrong value."""
+    spec: dict[str, Any] = {}
+    for option in options.OPTIONS:
+        said = getattr(args, option.field, None) if option.flag else None
+        if said is not None and option.field == "workers":
+            spec |= workers_of(said)
+        elif said is not None and option.field == "begin_wall_s":
+            spec[option.field] = begin_s(said, time.time())
+        elif said is not None and option.field == "after":
+            spec[option.field] = after_of(said)
+        elif said is not None:
+            spec[option.field] = value_of(option, said)
+    if spec.get("remote_memory") == 0:
+        what, why = f"invalid --remote-memory {args.remote_memory}", "a job without remote memory needs no limit for it"
+        raise AgentctlError(USAGE, what, why, "--remote-memory 8GiB, or leave it out")
+    if spec.get("host_memory") == 0:
+        what, why = f"invalid --mem {args.host_memory}", "no process can do without memory"
+        raise AgentctlError(USAGE, what, why, "--mem 64GiB, or leave it out")
+    if spec.get("cpus") == 0:
+        what, why = "invalid --cpus 0", "no process can do without a processor"
+        raise AgentctlError(USAGE, what, why, "--cpus 4, or leave it out")
+    return spec
+
+
 def refuse_what_contradicts_itself(args: argparse.Namespace) -> None:
     """AgentctlError names two flags that do not go together."""
     if args.nodes is not None and (args.workers is not None or args.pack is not None):
         what = f"--nodes and {'--workers' if args.workers is not None else '--pack'} cannot be used together"
         raise AgentctlError(USAGE, what, "--nodes N means N workers, each on a different host", "leave one of them out")
+    if args.follow and getattr(args, "array", None):
+        what, why = "--follow and --array cannot be used together", "each task of an array has output of its own"
+        raise AgentctlError(USAGE, what, why, "agentctl submit --wait ..., or agentctl logs JOB[INDEX]")
     if args.hooks is False and args.aggregate:
         what, why = (
             "--aggregate and --no-hooks cannot be used together",
@@ -176,6 +281,21 @@ def image_of(image: str, here: str) -> str:
     """The image as hosts find it: the absolute path of a file or folder that apptainer runs, or a name."""
     is_path = image.startswith(("/", "./", "../")) or image.endswith((".sif", "/"))
     return os.path.abspath(os.path.join(here, image)) if is_path else image
+
+
+def after_of(text: str) -> list[str]:
+    """The jobs that must end first, from `ok:j3,any:5`. AgentctlError names the part that is none."""
+    found: list[str] = []
+    for part in text.split(","):
+        kind, colon, job = part.strip().partition(":")
+        if not colon and re.fullmatch(r"j?\d+", kind):
+            job = kind
+        if kind not in ("ok", "any") or not re.fullmatch(r"j?[1-9]\d{0,17}", job):
+            near = {"afterok": "ok", "afterany": "any", "done": "ok", "success": "ok"}.get(kind, "ok")
+            why = "expected ok:JOB (it must be done) or any:JOB (however it ends), with commas between them"
+            raise AgentctlError(USAGE, f"invalid --after {part[:80]!r}", why, f"--after {near}:{job or 'j1'}")
+        found.append(f"{kind}:j{job.removeprefix('j')}")
+    return found
 
 
 def workers_of(text: str) -> dict[str, int]:
@@ -206,6 +326,24 @@ def umask() -> int:
     mask = os.umask(0o077)
     os.umask(mask)
     return mask
+
+
+def notice_of(said: str, spec: Mapping[str, Any]) -> dict[str, Any]:
+    """The job that tells of the end of the one that `spec` describes. AgentctlError: neither a command nor a URL."""
+    if not said.strip():
+        raise AgentctlError(USAGE, "invalid --notify ''", "expected a command or a URL", "--notify 'echo $COVEY_AFTER'")
+    name = str(spec.get("name") or "job")
+    if re.match(r"[a-zA-Z][a-zA-Z0-9+.-]*://", said):
+        if not re.fullmatch(r"https?://[^\s/?#]+\S*", said):
+            raise AgentctlError(
+                USAGE, f"invalid --notify {said[:80]}", "expected http://HOST or https://HOST", "https://"
+            )
+        argv = ["python3", "-c", POSTS, text_of(said), name]
+    else:
+        argv = ["/bin/sh", "-c", text_of(said)]
+    kept = {field: spec[field] for field in ("cwd", "env", "tenant") if field in spec}
+    env = {name: value for name, value in kept["env"].items() if name != "COVEY_SLURM"}
+    return {**kept, "env": env, "argv": argv, "name": f"tell-{name}"[:63], "gpus_per_worker": 0, "hooks": False}
 
 
 def send(agent: Agent, spec: Mapping[str, Any]) -> dict[str, Any]:
@@ -261,30 +399,39 @@ def refuse_what_is_too_large(spec: Mapping[str, Any]) -> None:
         raise AgentctlError(USAGE, *excess, next_step)
 
 
-def pair(text: str) -> tuple[str, str]:
+def pair(text: str, environ: Mapping[str, str]) -> tuple[str, str]:
+    """A variable's name and value, from KEY=VAL or from the name of one that is set here."""
     name, equals, value = text.partition("=")
+    if not equals and name in environ:
+        return name, environ[name]
     if not equals or not name:
-        raise AgentctlError(USAGE, f"invalid --env {text!r}", "expected KEY=VAL", "--env EPOCHS=3")
+        why = "expected KEY=VAL, or the name of a variable that is set here"
+        raise AgentctlError(USAGE, f"invalid --env {text!r}", why, "--env EPOCHS=3")
     return name, value
 
 
-def duration(flag: str, text: str) -> float:
-    from covey.core.units import parse_seconds
-
-    number = text.strip()
-    if number.replace(".", "", 1).isdigit() and float(number):
-        why = "a number without a unit means minutes in Slurm and seconds elsewhere"
-        raise AgentctlError(USAGE, f"{flag} {text} has no unit", why, f"{flag} {number}min, or {flag} {number}s")
-    if found := re.fullmatch(r"(?:(\d+)-)?(\d+):(\d\d)(?::(\d\d))?", number):
-        parts = [int(part or 0) for part in found.groups()]
-        days, hours, minutes, seconds = parts if found[1] or found[4] else [0, 0, *parts[1:3]]
-        whole = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
-        why = "expected a number and a unit, not Slurm's days-hours:minutes:seconds"
-        raise AgentctlError(USAGE, f"invalid {flag} {text}", why, f"{flag} {whole}s")
+def variables_of(path: str) -> dict[str, str]:
+    """The variables of a file: KEY=VAL in each line, with or without `export` before it and quotes around the value.
+    Empty lines and those that begin with # say nothing. AgentctlError names a line that is none of these."""
     try:
-        return parse_seconds(text)
-    except ValueError as error:
-        raise AgentctlError(USAGE, f"invalid {flag} {text}", str(error), "agentctl submit --help") from None
+        with open(path, encoding="utf-8", errors="surrogateescape") as file:
+            lines = file.read().splitlines()
+    except OSError as error:
+        what, why = f"cannot read --env-file {path}", error.strerror or str(error)
+        raise AgentctlError(USAGE, what, why, "--env-file job.env, with KEY=VAL in each line") from None
+    found: dict[str, str] = {}
+    for number, line in enumerate(lines, 1):
+        text = line.strip()
+        if not text or text.startswith("#"):
+            continue
+        name, equals, value = text.removeprefix("export ").partition("=")
+        name, value = name.strip(), value.strip()
+        if not equals or not name or " " in name:
+            what = f"{path} line {number}: invalid {text[:80]!r}"
+            raise AgentctlError(USAGE, what, "expected KEY=VAL", f"correct line {number} of {path}")
+        quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "'\""
+        found[name] = value[1:-1] if quoted else value
+    return found
 
 
 def memory(flag: str, text: str) -> int:

@@ -6,6 +6,7 @@ import argparse
 import time
 from typing import Any
 
+from cli.books.ending import ended, last_lines
 from cli.client import FAILED, AgentctlError, wait_until_over
 from cli.context import Context, not_found
 
@@ -31,8 +32,9 @@ def report(context: Context, view: dict[str, Any]) -> int:
     if context.json:
         context.say_json({"schema": 1, "data": view})
     else:
-        why = f": {view['reason']}" if view["reason"] else ""
-        context.say(f"{view['id']} {context.paint.state(view['state'])}{why}")
+        context.say(f"{view['id']} {ended(view, context.paint)}")
+        for line in last_lines(context.agent, view):
+            context.say(line)
         if view["state"] == "failed":
             context.say(f"next: agentctl logs {view['id']}")
     return exit_code(view)

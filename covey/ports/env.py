@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from covey.core.ids import HostId
+from covey.core.job_records import NO_JOB_RECORDS, JobRecords
 from covey.ports.clock import Clock
 from covey.ports.datagrams import Datagrams
 from covey.ports.disk import Disk
@@ -47,3 +48,4 @@ class Env:
     """How the byte path of remote memory runs in this process, or in programs that it starts: `compiled`, or
     `interpreted`, why, and the next step. Empty: not known here."""
     users: Users = NOBODY_KNOWN
+    records: JobRecords = NO_JOB_RECORDS

@@ -72,6 +72,11 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
     """Mode of the files of the output, for a process with `run`."""
     output_keep_free: int = 0
     """Bytes of the disk that the output leaves free, whatever it may hold; for a process with `run`."""
+    stdout: str = ""
+    """Absolute path of a file to which what the process writes is added as well, by the process's user and umask; with
+    `run` only. Empty: to none. Here text is as in `argv`."""
+    stderr: str = ""
+    """Absolute path of a file for its standard error alone, which `stdout` does not get then. Empty: it has none."""
     cores: tuple[int, ...] = ()
     """Cores on which the process and all that it starts run, for a process with `run`; empty: any."""
     held_back: bool = False

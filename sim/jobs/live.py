@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from covey.core.ids import HostId, JobId
+from covey.core.job_records import GpuSeconds
 from plugins.facts import Place, SavedAt
 from plugins.scheduler.machine.leader.admission import packlimit
 from plugins.scheduler.machine.leader.capacity import Capacity
@@ -32,6 +33,7 @@ from plugins.scheduler.messages.commands import (
     Demoted,
     GpusKept,
     Granted,
+    JobUse,
     NotApplied,
     Placed,
     PlaceFailed,
@@ -72,6 +74,8 @@ class Life:
     remaining: int
     """Productive seconds still to come when it was last looked at."""
     ran: int = 0
+    ran_before: int = 0
+    """Productive seconds before its present start."""
     holds: bool = False
     """Whether the job has GPUs."""
     runs: bool = False
@@ -164,6 +168,8 @@ class Live:
         self.lives = [Life(job.duration_s) for job in jobs]
         self.at: dict[JobId, int] = {}
         self.ids: dict[int, JobId] = {}
+        self.bills: dict[int, GpuSeconds] = {}
+        """What became of the GPU·s of each job that has ended."""
         self.granted: list[JobId] = []
         """Granted gangs that have no place yet."""
         self.kernel: Kernel[int, Callable[[], None]] = Kernel(min((job.submit_s for job in jobs), default=0))
@@ -235,12 +241,13 @@ class Live:
     # ---- the log ----
 
     def _say(self, command: Command) -> Result:
+        self.queue.rack_s = float(self.now)
         return apply(self.queue, self.queue.index + 1, command)[0]
 
     def _perform(self, command: Command) -> bool:
         """Perform one command of the leader; returns whether the log takes it."""
         if isinstance(command, TakenBack | Upgraded):
-            self._accrue(self.at[command.job])
+            self._report(self.at[command.job])
         if isinstance(self._say(command), NotApplied):
             return False
         match command:
@@ -267,11 +274,17 @@ class Live:
     def _report(self, at: int) -> None:
         """Report to the log what a job attained, as its hosts do."""
         self._accrue(at)
-        served = {self.ids[at]: float(self.lives[at].ran * self.jobs[at].gpus)}
-        self._say(Attained(wall_s=self.now, host=self.rack[0].host, service_gpu_s=served))
+        life, id, gpus = self.lives[at], self.ids[at], self.jobs[at].gpus
+        used = float((life.ran - life.ran_before) * gpus)
+        uses = {id: JobUse(self._job(at).grant.epoch, used, used)}
+        served = {id: float(life.ran * gpus)}
+        self._say(Attained(wall_s=self.now, host=self.rack[0].host, service_gpu_s=served, uses=uses))
 
     def _ranks_end(self, at: int, asked: bool) -> None:
         job = self._job(at)
+        if asked:  # it continues where it was
+            saved = SavedAt(step=self.lives[at].starts, wall_s=self.now, path="the simulator's")
+            self._say(Attained(wall_s=self.now, host=self.rack[0].host, service_gpu_s={}, saved={job.id: saved}))
         self._counts(at, False)
         self.lives[at].holds, self.lives[at].since = False, self.now
         for place in job.start.places:
@@ -377,6 +390,7 @@ class Live:
         life = self.lives[at]
         self.out.wait_s[at] += self.now - life.since
         life.holds, life.since, life.starts = True, self.now, life.starts + 1
+        life.ran_before = life.ran
         self._counts(at, counts)
         if life.starts == 1:
             self.out.first_s[at] = self.now
@@ -454,7 +468,9 @@ class Live:
         self._report(at)
         self.lives[at].runs = False
         self.out.end_s[at] = self.now
+        job = self._job(at)
         self._ranks_end(at, asked=False)
+        self.bills[at] = job.bill.over
         self.left -= 1
         while self.outside and not self._is_full():
             self._submit(self.outside.popleft())

@@ -17,6 +17,10 @@ TZ=UTC, SLURM_TIME_FORMAT=%s
 one pool       all partitions and all types of GPU are taken for one pool of equal GPUs; --partition P,Q reads the jobs
                of those partitions only.
 FILE           plain or gzip, 1 GiB unpacked at most.
+
+`agentctl history -o sacct` writes such a file too. Other files: `import covey` (agentctl history -o csv), `import
+philly` (Microsoft's cluster_job_log), `import helios` (SenseTime's cluster_log.csv), `import pai` (Alibaba's
+pai_task_table.csv of 2020), each as it was published.
 """
 
 import argparse
@@ -32,17 +36,18 @@ from typing import Any
 from sim.files import bytes_of
 from sim.jobs import jobs as simulator
 from sim.jobs.engine import SimJob
+from sim.jobs.published import READERS
 from sim.jobs.sacct_lines import WHY, Accounting, read_sacct
 from sim.jobs.sacct_runs import Found
 from sim.jobs.trace import Trace
 from sim.report import Cell, Figure, Progress, Report, Series, Table, Wrong
 
-HELP = "turn Slurm's accounting into a trace: import sacct FILE"
+HELP = "turn accounting, such as Slurm's, into a trace: import sacct FILE"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("format", choices=("sacct",), help="where it comes from")
-    parser.add_argument("file", metavar="FILE", help="what sacct --parsable2 wrote; - for standard input")
+    parser.add_argument("format", choices=("sacct", *READERS), help="where it comes from")
+    parser.add_argument("file", metavar="FILE", help="what sacct --parsable2 wrote, or another; - for standard input")
     parser.add_argument("--output", "-o", type=Path, metavar="TRACE", help="the trace; default: standard output")
     parser.add_argument("--partition", metavar="P[,Q]", default="", help="jobs of these partitions only")
     parser.add_argument("--gpus", metavar="N[xM]", help="also run it under covey and under backfill on these GPUs")
@@ -50,7 +55,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, progress: Progress) -> Report:
     partitions = [each for each in options.partition.split(",") if each]
-    read = read_sacct(_read(options.file), options.file, partitions)
+    text = _read(options.file)
+    if options.format == "sacct":
+        read = read_sacct(text, options.file, partitions)
+    elif partitions:
+        raise Wrong("unexpected option --partition", "only Slurm's accounting has partitions", "leave it out")
+    else:
+        read = READERS[options.format](text, options.file)
     trace = as_trace(read.jobs, _stem(options.file))
     written = as_csv(read.jobs)
     aside = options.report_aside = options.output is None and not options.gpus and not options.json
@@ -122,7 +133,8 @@ def _report(options: argparse.Namespace, read: Accounting, trace: Trace, progres
     waits = [waited for job in found if (waited := job.waited_s()) is not None]
     notes = [f"{most} GPUs were held at once at the busiest moment"] if most else []
     if waits:
-        notes.append(f"they waited {simulator.duration(sum(waits) / len(waits))} on average in Slurm itself")
+        where = "Slurm itself" if options.format == "sacct" else "the cluster itself"
+        notes.append(f"they waited {simulator.duration(sum(waits) / len(waits))} on average in {where}")
     if not options.gpus and options.output is not None:
         size = most or max(job.gpus for job in found)
         for policy in ("backfill", "covey"):

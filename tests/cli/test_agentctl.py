@@ -153,7 +153,7 @@ def test_why_nothing_sees_a_script_is_said(
 
 def test_all_jobs_are_asked_for_with_a(run: Run, agent: FakeAgent) -> None:
     run("jobs", "-a")
-    assert agent.asked[-1][0] == "GET /v1/jobs?all=1"
+    assert agent.asked[-1][0] == "GET /v1/jobs?all=1&mine=1"
 
 
 def test_no_leader_is_said_and_is_no_error_for_a_read(run: Run, agent: FakeAgent) -> None:
@@ -236,7 +236,18 @@ def test_a_seed_that_is_not_known_is_named_by_status(run: Run, agent: FakeAgent)
         ("frobnicate", "unknown command 'frobnicate'", "agentctl --help"),
         ("submit --host-memory 8G -- python", "unknown option --host-memory", "--mem 64GiB"),
         ("submit --mem-per-cpu 8G -- python", "unknown option --mem-per-cpu", "--mem 64GiB"),
-        ("submit --after j1 -- python", "unknown option --after", "agentctl wait ID && agentctl submit"),
+        ("submit --after j1 -- python", "invalid --after 'j1'", "--after ok:j1"),
+        ("submit --after on:j1 -- python", "invalid --after 'on:j1'", "ok:JOB"),
+        ("submit --begin soon -- python", "invalid --begin soon", "--begin 18:30"),
+        ("submit --begin 2001-01-01 -- python", "invalid --begin 2001-01-01", "that time is over"),
+        ("submit --notify ftp://x -- python", "invalid --notify ftp://x", "https://HOST"),
+        ("submit --follow --array 0-3 -- python", "--follow and --array", "agentctl submit --wait"),
+        ("priority j1", "no place is named", "agentctl priority j1 --up"),
+        ("update j1 --time 90", "--time 90 has no unit", "--time 90min"),
+        ("cancel", "no job is named", "agentctl cancel j1"),
+        ("cancel j1 --state queued", "both jobs and a filter", "agentctl cancel j1"),
+        ("cancel j9-j5", "invalid range of jobs 'j9-j5'", "j5-j9"),
+        ("jobs --columns nam", "invalid --columns 'nam'", "did you mean name?"),
         ("submit --frob 1 -- python", "unknown option --frob", "agentctl submit --help"),
         ("logs j1 --lines 5", "unknown option --lines", "--tail N"),
         ("submit --class best -- python", "invalid choice", "--help"),

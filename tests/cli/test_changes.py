@@ -26,6 +26,7 @@ def test_submit_carries_command_directory_and_environment(
     monkeypatch.setenv("ODD", "\udcff")
     monkeypatch.setenv("BASH_FUNC_module%%", "() { echo; }")
     words = "submit --name n --workers 4 --gpus 2 --tenant ann --class auto --env A=b=c --time 2h --grace 5s --cwd sub"
+    words += " --signal-before 10min"
     code, out, _ = run(*words.split(), "--", "python", "x.py", "--lr", "3")
     assert (code, out) == (0, "j1 queued: 2nd in queue 0\n")
     body = agent.asked[-1][1]
@@ -39,6 +40,7 @@ def test_submit_carries_command_directory_and_environment(
         "tenant": "ann",
         "class": "auto",
         "time_limit_s": 7200.0,
+        "signal_before_s": 600.0,
         "grace_s": 5.0,
     }
     assert (env["VIRTUAL_ENV"], env["A"]) == ("/venv", "b=c")

@@ -57,10 +57,12 @@ def test_an_option_that_is_declared_reaches_the_job_the_flags_and_their_help(mon
 
 def test_every_field_of_a_job_is_declared_and_has_the_bounds_that_are() -> None:
     fields = {field.encode_name: field for field in msgspec.structs.fields(JobSpec)}
-    assert fields.keys() - {"owner"} == {option.field for option in OPTIONS}, "nobody says whose a job is"
+    assert fields.keys() - {"owner", "title"} == {option.field for option in OPTIONS}, (
+        "nobody says whose a job is, or its name twice"
+    )
     for option in OPTIONS:
         if option.low is not None and option.high is not None:
-            known = JobSpec.parse({"argv": ["true"], option.field: option.high})
+            known = JobSpec.parse({"argv": ["true"], "time_limit_s": 1e6, option.field: option.high})
             assert msgspec.to_builtins(known)[option.field] == option.high
             for wrong in (option.low - 1, option.high + 1, *([option.low] if option.over_low else [])):
                 with pytest.raises(SpecError, match=option.field):

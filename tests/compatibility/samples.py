@@ -140,7 +140,10 @@ def _value(of: inspect.Type) -> Any:
             raise TypeError(f"no sample of {of}")
 
 
-_TEXTS = ("a1", "covey:data", "/a", "a", "0123456789abcdef" * 2, "0123456789abcdef" * 4, "127.0.0.1:4000", "")
+_TEXTS = (
+    *("a1", "covey:data", "/a", "a", "0123456789abcdef" * 2, "0123456789abcdef" * 4, "127.0.0.1:4000"),
+    *("ok:j3", "0-9", ""),
+)
 
 
 def _fits(text: str, of: inspect.StrType) -> bool:

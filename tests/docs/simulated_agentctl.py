@@ -39,6 +39,8 @@ class SimulatedAgent(Agent):
     def get(self, *path: str, **query: object) -> Answer:
         command = READS.get("/".join(path)) or OF[path[0]]
         given: dict[str, Any] = {"id": path[1]} if command in OF.values() else {}
+        if path[2:] == ("logs",):
+            return self._answered("scheduler.logs", {**given, **query})
         return self._answered(command, {**given, "all": bool(query.get("all"))})
 
     def gather(self, *path: str) -> Answer:

@@ -11,6 +11,7 @@ import pytest
 import cli.main
 from chaos import faults
 from chaos.rackworld import SimRack
+from chaos.world.disk import SimFile
 from plugins.scheduler.machine.host.gpu_uses import IDLE_S
 from tests.docs.simulated_agentctl import agentctl
 
@@ -30,6 +31,8 @@ def strike(rack: SimRack, fault: faults.AnyFault) -> None:
 def a_job_that_fails(rack: SimRack) -> str:
     submit(rack, "prepare", "sleeper 3 7", workers=2)
     rack.run(20.0)
+    wrote = bytearray(b"reading 12 shards\nFileNotFoundError: /data/shard-07\n")
+    rack.hosts["h1"].disk.files["jobs/j1/rank0.log"] = SimFile(wrote, wrote)
     return "h1"
 
 

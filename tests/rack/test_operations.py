@@ -17,7 +17,7 @@ pytestmark = [
 ROOT = Path(__file__).parents[2]
 PAGES = (
     *("README.md", "docs/index.md", "docs/start/researcher.md", "docs/start/operator.md", "docs/start/plugin.md"),
-    *(f"docs/guides/{name}.md" for name in ("install", "users", "security", "jobs", "gpus", "tensors")),
+    *(f"docs/guides/{name}.md" for name in ("install", "users", "security", "jobs", "habits", "gpus", "tensors")),
     *(f"docs/guides/{name}.md" for name in ("healing", "memory")),
     *(f"docs/guides/{name}.md" for name in ("failures", "upgrades", "guarantees", "simulate")),
 )
@@ -54,6 +54,16 @@ NOT_TYPED = {
     "agentctl move j7 gpu2": "that job has ended, or is elsewhere, as it comes; tests/rack/test_healing.py moves ranks",
     "agentctl move j7 3 gpu5": "likewise",
     "agentctl scale j7 10": "that job has ended; tests/rack/test_healing.py scales one",
+    "agentctl submit examples/files/sweep.sh": "tests/rack/test_habits.py does: these hosts have no checkout",
+    "agentctl submit --name other examples/files/hello.toml": "likewise",
+    "agentctl hold j9": "tests/rack/test_habits.py does, where it is known which job that is",
+    "agentctl release j9": "likewise",
+    "agentctl requeue j9": "likewise",
+    "agentctl priority j9 --up": "likewise",
+    "agentctl update j9 --time 4h": "likewise",
+    "agentctl cancel j12": "likewise",
+    "agentctl cancel j12[3-7]": "likewise",
+    "agentctl submit --array 0-99%8 -- python train.py": "likewise, with a program that there is",
     "covey-chaos soak --story": "goes on until it is interrupted; tests/chaos plays stories",
     "covey-chaos sim --story NAME": "stands for any story",
     "agentctl submit --workers 4 --gpus 1 --follow -- python examples/digits.py": "takes long; tests/rack runs it",

@@ -148,7 +148,7 @@ def test_who_submits_is_who_runs_and_others_see_a_row(host: BootedHost) -> None:
     assert said.returncode == 0, said.stderr + host.journal()
     job = said.stdout.split()[0]
     wait(lambda: "alice" in as_user(host, "alice", f"agentctl logs {job}").stdout, lambda: why(host, job), 30.0)
-    row = as_user(host, "bob", "agentctl jobs").stdout
+    row = as_user(host, "bob", "agentctl jobs --everyone").stdout
     assert job in row and "alice" in row and "bob.h" not in row
     for words in ("logs", "cancel"):
         refused = as_user(host, "bob", f"agentctl {words} {job}")

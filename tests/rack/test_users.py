@@ -153,16 +153,17 @@ def test_a_users_job_is_the_users_on_every_host_and_others_see_its_outline(rack:
         assert (whole["user"], whole["uid"], whole["tenant"]) == ("ann", PEOPLE["ann"], "ml")
         assert whole["argv"] == ["sleep", "77711"]
         for who in ("bob", "eve"):
-            for line in ("jobs", "jobs --json", f"job {id}", f"job {id} --json", f"why {id}", "status", "hosts --json"):
+            lists = ("jobs --everyone", "jobs --everyone --json", "status", "hosts --json")
+            for line in (*lists, f"job {id}", f"job {id} --json", f"why {id}"):
                 said = typed(host, who, line)
                 assert said.returncode in (0, 8), said
                 assert "77711" not in said.stdout and "secret" not in said.stdout, (who, line)
-            assert "ann" in typed(host, who, "jobs").stdout
+            assert "ann" in typed(host, who, "jobs --everyone").stdout
             for line in (f"logs {id}", f"cancel {id}", f"move {id} 0", f"scale {id} 2", f"tune {id} off"):
                 assert "belongs to ann" in refused(typed(host, who, line)) or who == "eve", line
     assert typed(gpu1, "ann", f"logs {id}").returncode == 0
     assert typed(gpu1, "ann", f"cancel {id}").returncode == 0
-    wait(lambda: "cancelled" in typed(gpu2, "bob", "jobs -a").stdout, lambda: rack.logs(rack.hosts), 60)
+    wait(lambda: "cancelled" in typed(gpu2, "bob", "jobs -a --everyone").stdout, lambda: rack.logs(rack.hosts), 60)
     assert "cancelled by ann" in typed(gpu2, "ann", f"why {id}").stdout
 
 

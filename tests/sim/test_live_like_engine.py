@@ -11,6 +11,7 @@ import random
 import msgspec
 import pytest
 
+from covey.core.job_records import GpuSeconds
 from plugins.scheduler.messages.commands import Command, Promoted
 from plugins.scheduler.policy.rules import COVEY, OrderRules
 from sim.jobs.engine import Engine, Outcome, SimJob
@@ -104,6 +105,23 @@ def found(out: Outcome) -> list[object]:
     return [out.end_s, out.first_s, out.wait_s, out.preempted, out.promoted, out.held_gpu_s, out.restarts_gpu_s]
 
 
+def accounted(live: Live, rules: OrderRules) -> None:
+    """Assert that all GPU·s that jobs held are on their bills, each as what the simulation knows that it was: work, a
+    checkpoint for a preemption, or reading it back."""
+    for at, job in enumerate(live.jobs):
+        stops, bill = live.out.preempted[at], live.bills[at]
+        bill.check()
+        assert bill == GpuSeconds(
+            held=bill.held,
+            used=job.duration_s * job.gpus,
+            preempted=stops * rules.preempt_s * job.gpus,
+            restarts=bill.restarts,
+        ), f"{job}: {bill}"
+        most = stops * rules.restore_s * job.gpus
+        assert bill.restarts == most or (bill.restarts < most and stops), f"{job}: {bill}, at most {most}"
+    assert sum(bill.held for bill in live.bills.values()) == live.out.held_gpu_s
+
+
 def agree(jobs: list[SimJob], capacity: int, rules: OrderRules, seed: str) -> int:
     """Assert that starts, stops, promotions and ends agree; returns how many were compared."""
     engine, live = Told(jobs, capacity, rules), ToldLive(jobs, capacity, rules)
@@ -112,6 +130,7 @@ def agree(jobs: list[SimJob], capacity: int, rules: OrderRules, seed: str) -> in
     live.leader.check()
     assert sorted(engine.said) == sorted(live.said), f"{seed}: {capacity} GPUs, {rules}"
     assert found(ours) == found(theirs), f"{seed}: {capacity} GPUs, {rules}"
+    accounted(live, rules)
     return len(engine.said)
 
 

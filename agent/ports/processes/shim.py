@@ -17,7 +17,8 @@ the versions), then a ring of twelve parts with the newest of the rest:
     rank0.log.000000067108864   a part; the number is the offset of its first byte in all that was ever written
 
 So offsets never change their meaning, and what was dropped is the gap between head and first part. When it was written
-stands beside it in `rank0.log.times` (`Times`).
+stands beside it in `rank0.log.times` (`Times`). All of it goes to a file of the user's choice as well (`UsersFile`), or
+to two: standard error by itself.
 
 What is printed leaves the last room of the disk to others (`agent/ports/last_room.py`): the oldest part goes, or where
 there is none what is new is lost, and a line says so.
@@ -58,7 +59,7 @@ from _signal import (  # type: ignore[import-not-found]
 
 if not __package__:  # a script of its own: what it shares with the agent lies beside it
     sys.path.append(__file__.rsplit("/", 4)[0])
-from agent.ports.processes.inheritance import UMASK, begin_anew, umask_of, unblock_signals
+from agent.ports.processes.inheritance import UMASK, UMASK_UNLESS_SET, begin_anew, umask_of, unblock_signals
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -263,6 +264,69 @@ class Output:
         self.parts.append(self.start)
 
 
+class UsersFile:
+    """A file of the user's choice to which a rank's output is added as well, by the user's own umask; empty: none. What
+    cannot be written is dropped, and the rank's output says so once. OSError when it cannot be opened."""
+
+    def __init__(self, path: str, output: Output, umask: int) -> None:
+        self.path, self.output, self.file = path, output, -1
+        if not path:
+            return
+        before = os.umask(umask)
+        try:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            self.file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOCTTY, 0o666)
+        finally:
+            os.umask(before)
+
+    def take(self, data: bytes) -> None:
+        try:
+            view = memoryview(data) if self.file >= 0 else memoryview(b"")
+            while view:
+                view = view[os.write(self.file, view) :]
+        except OSError as error:
+            os.close(self.file)
+            self.file = -1
+            self.output.take(f"\n[covey: {self.path} gets nothing more: {error.strerror}]\n".encode(errors="replace"))
+
+
+class Streams:
+    """The pipes through which a rank's output comes, each with the file of the user's that gets it too: one pipe, or
+    two where standard error has a file of its own."""
+
+    def __init__(self, output: Output, config: dict[str, Any], one_pipe: int = -1) -> None:
+        """`one_pipe`: a pipe that there is already; then it is the only one."""
+        self.output, also = output, config["also"]
+        try:
+            umask = umask_of(config["env"])
+        except ValueError:
+            umask = UMASK_UNLESS_SET  # the rank does not start, and says why
+        names = also[:1] if one_pipe >= 0 or not also[1] or also[1] == also[0] else also
+        files = [UsersFile(name, output, umask) for name in names]
+        pairs = [(one_pipe, -1)] if one_pipe >= 0 else [output_pipe() for _ in files]
+        self.files = {out: file for (out, _), file in zip(pairs, files)}  # noqa: B905
+        self.ends = (pairs[0][1], pairs[-1][1])
+        """What the rank gets as its standard output, and as its standard error."""
+
+    def pump(self, pipe: int) -> int:
+        """Move a buffer from a pipe to the disk, and return how many bytes went; 0 when nothing will come any more, -1
+        when there is nothing now."""
+        try:
+            data = os.read(pipe, READ_BYTES)
+        except BlockingIOError:
+            return -1
+        if data:
+            self.output.take(data)
+            self.files[pipe].take(data)
+        return len(data)
+
+    def drain(self) -> None:
+        """Move what is in the pipes."""
+        for pipe in self.files:
+            while self.pump(pipe) > 0:
+                continue
+
+
 def free_at(file: int) -> int:
     """Bytes that any user may still write on the file system of an open file."""
     return (found := os.fstatvfs(file)).f_bavail * found.f_frsize
@@ -309,7 +373,9 @@ class ExitFile:
         os.unlink(f"{self.path}.new")
 
 
-def become(config: dict[str, Any], output: int, go: int, trouble: int, spare: tuple[int, int] | None) -> NoReturn:
+def become(
+    config: dict[str, Any], ends: tuple[int, int], go: int, trouble: int, spare: tuple[int, int] | None
+) -> NoReturn:
     """Become the rank: wait until it is written down, then run the user's command. `spare`: the descriptors by which it
     hears and says."""
     at_fault = config["argv"][0]
@@ -325,7 +391,7 @@ def become(config: dict[str, Any], output: int, go: int, trouble: int, spare: tu
         if spare is not None:
             score("self", GOES_FIRST)
         null = os.open("/dev/null", os.O_RDONLY)
-        for target, source in ((0, null), (1, output), (2, output)):
+        for target, source in ((0, null), (1, ends[0]), (2, ends[1])):
             os.dup2(source, target)
         at_fault = UMASK
         os.umask(umask_of(config["env"]))
@@ -386,14 +452,15 @@ def score(pid: int | str, adj: int) -> None:
         return
 
 
-def begin(config: dict[str, Any], output: int, spare: tuple[int, int] | None = None) -> tuple[int, str]:
-    """Start the rank's process, and return it, and why it could not start."""
+def begin(config: dict[str, Any], ends: tuple[int, int], spare: tuple[int, int] | None = None) -> tuple[int, str]:
+    """Start the rank's process, and return it, and why it could not start. `ends`: its standard output and error."""
     go_out, go = os.pipe2(os.O_CLOEXEC)
     trouble, trouble_in = os.pipe2(os.O_CLOEXEC)
     rank = os.fork()
     if rank == 0:
-        become(config, output, go_out, trouble_in, spare)
-    os.close(output)
+        become(config, ends, go_out, trouble_in, spare)
+    for file in {*ends}:
+        os.close(file)
     os.close(trouble_in)
     os.close(go_out)
     if spare is None:
@@ -419,14 +486,14 @@ def reap(rank: int) -> tuple[int | None, bool]:
         return code, False
 
 
-def keep(rank: int, pipe: int, output: Output, ended: ExitFile) -> int:
+def keep(rank: int, streams: Streams, ended: ExitFile) -> int:
     """Keep the rank until it and all that it left behind are over, and return its exit status."""
     woken, wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     set_wakeup_fd(wake, warn_on_full_buffer=False)
     signal(SIGCHLD, lambda _number, _frame: None)
     ready = select.poll()
-    ready.register(pipe, select.POLLIN)
-    ready.register(woken, select.POLLIN)
+    for pipe in (*streams.files, woken):
+        ready.register(pipe, select.POLLIN)
     code: int | None = None
     tries, left = 0, True
     first = True
@@ -438,27 +505,16 @@ def keep(rank: int, pipe: int, output: Output, ended: ExitFile) -> int:
         found, left = reap(rank)
         if found is not None:
             code, tries = found, 1
-        if any(file == pipe for file, _ in events) and pump(pipe, output) == 0:
-            ready.unregister(pipe)
+            streams.drain()  # who hears of its end finds what it wrote
+        for file, _ in events:
+            if file != woken and streams.pump(file) == 0:
+                ready.unregister(file)
         if tries:
             assert code is not None
             tries = 0 if tries >= WRITE_TRIES or ended.write(code) else tries + 1
-    while pump(pipe, output) > 0:
-        continue
-    output.close()
+    streams.drain()
+    streams.output.close()
     return 255 if code is None else code
-
-
-def pump(pipe: int, output: Output) -> int:
-    """Move a buffer from the pipe to the disk, and return how many bytes went; 0 when nothing will come any more, -1
-    when there is nothing now."""
-    try:
-        data = os.read(pipe, READ_BYTES)
-    except BlockingIOError:
-        return -1
-    if data:
-        output.take(data)
-    return len(data)
 
 
 def read_exactly(file: int, size: int) -> bytes:
@@ -510,7 +566,7 @@ def keep_spare(config: dict[str, Any]) -> int:
     hears, tell = os.pipe2(os.O_CLOEXEC)
     told, says = os.pipe2(os.O_CLOEXEC)
     pipe, pipe_in = output_pipe()
-    spare, wrong = begin(config, pipe_in, (hears, says))
+    spare, wrong = begin(config, (pipe_in, pipe_in), (hears, says))
     os.close(hears)
     os.close(says)
     answer(spare, wrong)
@@ -520,6 +576,7 @@ def keep_spare(config: dict[str, Any]) -> int:
     try:
         os.makedirs(os.path.dirname(taken["output"]), mode=0o700, exist_ok=True)
         output = Output(taken["output"], taken["limit_bytes"], taken["keep_free"], taken["mode"])
+        streams = Streams(output, taken, pipe)
         ended = ExitFile(f"{taken['run']}.exit")
         for task in os.listdir(f"/proc/{spare}/task") if taken["cores"] else ():
             os.sched_setaffinity(int(task), taken["cores"])
@@ -539,7 +596,7 @@ def keep_spare(config: dict[str, Any]) -> int:
     except OSError:
         pass  # whoever took it finds its record
     os.close(control)
-    return keep(spare, pipe, output, ended)
+    return keep(spare, streams, ended)
 
 
 def output_pipe() -> tuple[int, int]:
@@ -582,9 +639,9 @@ def keep_rank(config: dict[str, Any]) -> int:
     try:
         os.makedirs(os.path.dirname(config["output"]), mode=0o700, exist_ok=True)
         output = Output(config["output"], config["limit_bytes"], config["keep_free"], config["mode"])
+        streams = Streams(output, config)
         ended = ExitFile(f"{config['run']}.exit")
-        pipe, pipe_in = output_pipe()
-        rank, wrong = begin(config, pipe_in)
+        rank, wrong = begin(config, streams.ends)
     except OSError as error:
         wrong = f"{error.errno} {error.filename or config['output']}"
     answer(rank, wrong)
@@ -593,7 +650,7 @@ def keep_rank(config: dict[str, Any]) -> int:
             ended.remove()
             os.unlink(f"{config['run']}.run")
         sys.exit(127)
-    return keep(rank, pipe, output, ended)
+    return keep(rank, streams, ended)
 
 
 if __name__ == "__main__":

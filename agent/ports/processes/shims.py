@@ -234,6 +234,7 @@ def _config(command: Command) -> dict[str, object]:
         "run": command.run,
         "cores": command.cores,
         "held_back": command.held_back,
+        "also": (for_process(command.stdout), for_process(command.stderr)),
     }
 
 

@@ -13,17 +13,21 @@ from msgspec import Meta
 from covey.core.ids import HostId, JobId
 from covey.core.version import is_newer
 from plugins.facts import Place, SavedAt, StepTiming
-from plugins.scheduler.messages.spec import JobSpec, Key, SealedEnv, UserName
+from plugins.scheduler.messages.arrays import INDEX_MAX, PARTS_MAX
+from plugins.scheduler.messages.spec import JobSpec, Key, SealedEnv, UserName, within
 
 Text = Annotated[str, Meta(max_length=1000)]
 Epoch = Annotated[int, Meta(ge=0, le=1 << 62)]
 Count = Annotated[int, Meta(ge=0, le=1 << 31)]
 Step = Annotated[int, Meta(ge=0, le=1 << 53)]
 """A step's number, as large as jobs.sock takes it from a script, which may count samples."""
+Index = Annotated[int, Meta(ge=0, le=INDEX_MAX)]
+"""The index of a task of an array."""
 Wall = Annotated[float, Meta(ge=0, le=1e12)]
 Id = Annotated[str, Meta(max_length=63)]
 Seconds = Annotated[float, Meta(ge=0, le=1e12)]
 Bytes = Annotated[int, Meta(ge=0, le=1 << 62)]
+GpuS = Annotated[float, Meta(ge=0, le=1e15)]
 
 COMMAND_BYTES_MAX = 256 * 1024
 """The longest encoded command that is proposed to the log or decoded, in bytes; the log takes no longer ones."""
@@ -226,6 +230,64 @@ class Arranged(CommandBase, frozen=True, kw_only=True):
 class CancelAsked(CommandBase, frozen=True, kw_only=True):
     job: JobId
     by: Text = ""
+    tasks: Annotated[tuple[tuple[Index, Index], ...], Meta(max_length=PARTS_MAX)] = ()
+    """The tasks of an array that are meant, as ranges of indices; none: all, and the array."""
+
+
+class HoldAsked(CommandBase, frozen=True, kw_only=True):
+    """Somebody: this job does not start before it is released."""
+
+    job: JobId
+    by: Text = ""
+
+
+class ReleaseAsked(CommandBase, frozen=True, kw_only=True):
+    """Somebody: this job may start, whoever held it, and whatever became of jobs that it waited for."""
+
+    job: JobId
+    by: Text = ""
+
+
+class RequeueAsked(CommandBase, frozen=True, kw_only=True):
+    """Somebody: this job stops under this grant, and is queued again."""
+
+    job: JobId
+    epoch: Epoch
+    hold: bool = False
+    """Whether it is held then."""
+    by: Text = ""
+
+
+class PriorityAsked(CommandBase, frozen=True, kw_only=True):
+    """Somebody: this job comes before, or behind, all others of its tenant that wait."""
+
+    job: JobId
+    up: bool
+    own: bool = False
+    """Whether only jobs of the same owner are others: nobody moves before jobs of somebody else by this."""
+    by: Text = ""
+
+
+class TimeLimitSet(CommandBase, frozen=True, kw_only=True):
+    """Somebody: this is the job's time limit from now on."""
+
+    job: JobId
+    time_limit_s: Annotated[float, within("time_limit_s")] | None
+    """Seconds that the job may run, all attempts together; None: no limit."""
+    by: Text = ""
+
+
+class BeginReached(CommandBase, frozen=True, kw_only=True):
+    """Leader: the time has come before which this job was not to start."""
+
+    job: JobId
+
+
+class TaskBegun(CommandBase, frozen=True, kw_only=True):
+    """Leader: this task of an array, the next one, becomes a job."""
+
+    job: JobId
+    index: Index
 
 
 class TimeLimitReached(CommandBase, frozen=True, kw_only=True):
@@ -359,6 +421,27 @@ class JobSteps(msgspec.Struct, frozen=True):
     timing: StepTiming
 
 
+class JobUse(msgspec.Struct, frozen=True):
+    """What a host measured of a job's use of GPUs there, under one epoch, so far. Each number only grows."""
+
+    epoch: Epoch
+    seen_gpu_s: GpuS = 0.0
+    """GPU·s in which the driver said how much the job's GPUs were in use."""
+    used_gpu_s: GpuS = 0.0
+    """GPU·s in which they were in use: seconds times utilization."""
+    starting_gpu_s: GpuS = 0.0
+    """GPU·s from when ranks ran to their first step; 0 also while no step has been seen."""
+    gpu_bytes: Bytes = 0
+    """The most memory in use on one of its GPUs, or told by one of its ranks, bytes; 0: not known."""
+    host_bytes: Bytes = 0
+    """The most memory of this host that its processes had, bytes; 0: not known."""
+
+    def up_to(self, other: "JobUse") -> "JobUse":
+        """The larger of each number."""
+        mine, others = msgspec.structs.astuple(self), msgspec.structs.astuple(other)
+        return JobUse(*(max(one, more) for one, more in zip(mine, others, strict=True)))
+
+
 class JobHeals(msgspec.Struct, frozen=True):
     """Whether a host that runs a job, and all its ranks there, may be lost."""
 
@@ -395,14 +478,19 @@ class Attained(CommandBase, frozen=True, kw_only=True):
     """Changes in whether the host and its ranks may be lost, by job."""
     stays: Annotated[dict[JobId, StateStays], Meta(max_length=4096)] = {}
     """Jobs of which processes are to end, and of which one that stays there has the state now."""
+    uses: Annotated[dict[JobId, JobUse], Meta(max_length=4096)] = {}
+    """What the host measured of the use of its GPUs by jobs that run there."""
 
 
 AboutPlaces = PlacesLost | MoveAsked | Replaced | ScaleAsked | TuneAsked
 AboutRanks = RanksReported | RanksDone
-AboutGrant = Granted | Placed | PlaceFailed | AboutRanks | CancelAsked | TimeLimitReached | TakenBack | AboutPlaces
+AboutGrant = Granted | Placed | PlaceFailed | AboutRanks | TimeLimitReached | TakenBack | AboutPlaces
 AboutHost = HostDrained | HostForgotten
 AboutClass = Promoted | Demoted | Upgraded | GpusKept
-AboutJob = AboutGrant | AboutClass
+ByPeople = CancelAsked | HoldAsked | ReleaseAsked | RequeueAsked | PriorityAsked | TimeLimitSet
+AboutWaiting = ByPeople | BeginReached | TaskBegun
+"""Commands that find their job in any state, and say themselves which one they change."""
+AboutJob = AboutGrant | AboutClass | AboutWaiting
 Command = Submitted | AboutJob | Arranged | QuotaSet | TenantSet | AboutHost | Attained | Elapsed | Leads
 
 

@@ -10,6 +10,7 @@ A new option is one entry of `OPTIONS` and one typed field of `JobSpec`.
 from typing import Literal, NamedTuple, assert_never, get_args
 
 from covey.core.carried import ARGUMENTS_MAX, VARIABLES_MAX
+from plugins.scheduler.messages.arrays import FORM, TASKS_MAX
 
 JobClass = Literal["guaranteed", "auto", "opportunistic"]
 """The class of a job (AntMan §3.3). `guaranteed` counts against the tenant's quota; `opportunistic` uses what is left
@@ -27,6 +28,8 @@ opposite of the default."""
 RANKS_MAX = 64
 """The most ranks of an elastic job: each knows every rank's own state (`covey.healing.owns`)."""
 TIME_S_MAX = 1e9
+SIGNAL_BEFORE_MAX = 86_400
+"""The longest warning before a time limit, seconds: a day."""
 STARTS_MAX = 1_000_000
 BYTES_MAX = 1 << 53
 """Largest whole number that JSON carries exactly, bytes (8 PiB)."""
@@ -86,10 +89,14 @@ NO_LIMIT = ", or nothing for no limit"
 AUTO = "auto"
 """The group of all jobs, of any tenant, that leave it to Covey with whom they share hosts in turns."""
 IMAGE_WORDS = "an image's name, such as pytorch:2.7 or docker.io/library/python:3.12, or the absolute path of one"
+CALLED = "1 to 63 letters, digits and . _ - + = : @ , beginning with a letter, a digit or _, such as BERT_large"
+OUTPUT_WORDS = "an absolute path of at most 4096 characters, in which %j is the job's id and %r the rank; or nothing"
 NAMED = "1 to 63 of a-z, 0-9, '.' and '-', beginning with a letter or digit"
 
 OPTIONS: tuple[Option, ...] = (
-    Option("name", "text", words=NAMED, flag="--name", help="name of the job (default: that of the script)"),
+    Option(
+        "name", "text", words=CALLED, flag="--name", help="name of the job, such as BERT_large (default: the script's)",
+    ),
     Option(
         "workers", "count", 1, 4096, flag="--workers", metavar="N|N..M",
         help="number of processes (default 1); N..M: an elastic job of M ranks, which starts with N processes and has "
@@ -104,8 +111,34 @@ OPTIONS: tuple[Option, ...] = (
         help="run each worker in a container of this image, as the user: a name such as pytorch:2.7, which podman has "
         "on each host, or the path of a .sif file or a folder, for apptainer (default: in no container)",
     ),
+    Option(
+        "array", "text", words=f"{FORM}, of at most {TASKS_MAX:,} tasks; or nothing", flag="--array",
+        metavar="N-M%%K", help="an array of jobs like this one, such as 0-99%%8: one for each index, which it finds in "
+        "COVEY_TASK; each begins when there is room for it, at most 8 at once",
+    ),
+    Option(
+        "after", "text", words="a list of at most 64 jobs with how each has to end, such as ok:j3 or any:j5",
+        flag="--after", metavar="ok:JOB|any:JOB", help="start when these jobs, with commas between them, have ended: "
+        "ok: it is done, else this one is held; any: however it ended",
+    ),
+    Option(
+        "begin_wall_s", "number", 0, 1e11, words=", seconds since 1970; or nothing", flag="--begin", metavar="TIME",
+        help="start at this time at the earliest: 18:30, 2027-01-31T08:00, or in a while: 2h (agents' clocks)",
+    ),
+    Option(
+        "hold", "switch", flag="--hold", help="do not start before agentctl release",
+    ),
     Option("argv", "text", words=f"a list of 1 to {ARGUMENTS_MAX} strings, the program first"),
     Option("cwd", "text", words="an absolute path of at most 4096 characters"),
+    Option(
+        "stdout", "text", words=OUTPUT_WORDS, flag="--output", metavar="FILE",
+        help="add what the ranks write to this file on their hosts as well, as the user: %%j is the job's id, %%r the "
+        "rank, %%a the task of an array, %%x the name, %%N the host; folders are made (default: agentctl logs alone)",
+    ),
+    Option(
+        "stderr", "text", words=OUTPUT_WORDS, flag="--error", metavar="FILE",
+        help="a file of its own for standard error (default: with the rest)",
+    ),
     Option("env", "text", words=f"an object of at most {VARIABLES_MAX} strings, without '=' in a name"),
     Option(
         "pack", "choice", choices=get_args(Pack), flag="--pack", flag_choices=("host", "any"),
@@ -167,6 +200,11 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "time_limit_s", "seconds", 0, TIME_S_MAX, over_low=True, words=NO_LIMIT, flag="--time", metavar="TIME",
         help="longest time to run, such as 2h",
+    ),
+    Option(
+        "signal_before_s", "seconds", 0, SIGNAL_BEFORE_MAX, words=", less than time_limit_s", flag="--signal-before",
+        metavar="TIME", help="with --time: ask the job to end this long before its limit, such as 10min; what is left "
+        "of it is killed at the limit (default: it is asked at the limit, and killed after its grace)",
     ),
     Option(
         "retries", "count", 0, STARTS_MAX, flag="--retries", metavar="N",

@@ -25,7 +25,8 @@ from covey.core.carried import (
     for_people,
 )
 from covey.core.ids import HostId
-from plugins.scheduler.messages import options
+from plugins.scheduler.messages import options, output_names
+from plugins.scheduler.messages.arrays import FORM, TASKS_MAX, tasks_of
 from plugins.scheduler.messages.options import JobClass as JobClass
 from plugins.scheduler.messages.options import Pack as Pack
 
@@ -37,6 +38,14 @@ OnLost = Literal["heal", "restart", "keep"]
 continues, if its script registered its state; if not, as `restart`: they end there, and the whole job is placed again.
 `keep` lets them run, and the job waits for that host."""
 Name = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9.-]{0,62}$", max_length=63)]
+TITLE_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9_.+=:@,-]{0,62}\Z"
+Title = Annotated[str, Meta(pattern=TITLE_PATTERN, max_length=63)]
+"""A job's name as people write it."""
+After = Annotated[str, Meta(pattern=r"^(ok|any):j[1-9][0-9]{0,17}\Z", max_length=24)]
+"""A job that must end before this one starts: `ok:j3`, it must be done; `any:j3`, however it ends."""
+AFTER_MAX = 64
+OutputName = Annotated[str, Meta(pattern=f"^(/{TEXT}+)?\\Z", max_length=4096)]
+"""The name of a file for output, with words (`messages.output_names`); empty: none."""
 Argument = Annotated[str, Meta(pattern=f"^{TEXT}*$", max_length=3 * STRING_BYTES_MAX)]
 """An argument that a process can be given, as `covey.core.carried` writes it: each byte has at most three
 characters."""
@@ -103,6 +112,9 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, rename={"job_class": "c
     """One job: a gang of `workers` processes that starts whole or not at all."""
 
     name: Name
+    """The name that what is known of earlier jobs goes by: lower case, so that it can be one of a unit and a file."""
+    title: Annotated[str, Meta(pattern=rf"({TITLE_PATTERN})|^\Z", max_length=63)] = ""
+    """The job's name as it was written, where that is another; empty: `name`."""
     tenant: Name = "default"
     job_class: JobClass = "guaranteed"
     workers: Annotated[int, within("workers")] = 1
@@ -118,6 +130,9 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, rename={"job_class": "c
     seen when a job of this name ran before."""
     time_limit_s: Annotated[float, within("time_limit_s")] | None = None
     """Seconds that the job may run, all attempts together; None: no limit."""
+    signal_before_s: Annotated[float, within("signal_before_s")] = 0.0
+    """How long before its limit the job is asked to end, seconds; what is left of it is killed at the limit. 0: it is
+    asked at the limit, and killed after its grace."""
     grace_s: Annotated[float, within("grace_s")] = GRACE_S
     """Seconds between SIGTERM and SIGKILL, to write a checkpoint."""
     pack: Pack = "few"
@@ -144,6 +159,19 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, rename={"job_class": "c
     hooks: bool = True
     """Whether steps of a script are seen without a change to it (`covey/hooks`)."""
     on_lost: OnLost = "heal"
+    array: Annotated[str, Meta(pattern=r"^([0-9][0-9,:%-]*)?\Z", max_length=1000)] = ""
+    """The tasks of an array as they were written (`policy.arrays`): each is a job like this one, and begins when there
+    is room for it; empty: the job is no array."""
+    after: Annotated[tuple[After, ...], Meta(max_length=AFTER_MAX)] = ()
+    """The jobs that must end before this one starts."""
+    begin_wall_s: Annotated[float, within("begin_wall_s")] | None = None
+    """When the job may start at the earliest, by the leader's wall clock, in seconds since 1970; None: at once."""
+    hold: bool = False
+    """Whether the job is held until somebody releases it."""
+    stdout: OutputName = ""
+    """The file to which hosts add what the ranks write (`messages.output_names`), as the user; empty: none."""
+    stderr: OutputName = ""
+    """The file for standard error, where that has one of its own; empty: it goes where `stdout` goes."""
     hang_s: Annotated[float, within("hang_s")] | None = None
     """Seconds for which the others may wait for the part of one rank in a sum; then its stacks are kept, and its
     process is ended: a successor takes its place, or the job fails. None: for ever."""
@@ -165,6 +193,11 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, rename={"job_class": "c
     """Whose job it is; None: that of the agent's own user, as which its ranks run."""
 
     @property
+    def called(self) -> str:
+        """The job's name for people."""
+        return self.title or self.name
+
+    @property
     def elastic(self) -> bool:
         """Whether the number of the job's processes may change while it runs."""
         return self.workers_max > self.workers
@@ -178,6 +211,11 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, rename={"job_class": "c
     def gpus(self) -> int:
         """GPUs of the whole gang: the W of 2DAS."""
         return self.workers * self.gpus_per_worker
+
+    @property
+    def runs_for_s(self) -> float | None:
+        """Seconds that the job may run before it is asked to end; None: no limit."""
+        return None if self.time_limit_s is None else max(0.0, self.time_limit_s - self.signal_before_s)
 
     @property
     def width(self) -> int:
@@ -199,7 +237,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, rename={"job_class": "c
             raise SpecError(
                 "argv", "nothing to run", "argv is missing", 'give a command, such as argv = ["./train.py"]'
             )
-        types = {field.encode_name: field.type for field in msgspec.structs.fields(cls)}
+        types = {field.encode_name: field.type for field in msgspec.structs.fields(cls)} | {"name": Title}
         checked = {
             name: _checked(name, value, types[name], expected[name])
             for name, value in sorted(fields.items())
@@ -211,11 +249,23 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, rename={"job_class": "c
                 "ranks are not replaced one by one"
             )
             raise SpecError("spares", "this job cannot have spares", why, 'leave spares out, or set on_lost = "heal"')
+        _check_warning(checked)
         _check_range(checked)
         _check_turns(checked)
         _check_image(checked)
-        checked.setdefault("name", name_of(checked["argv"]))
+        _check_outputs(checked)
+        _check_array(checked)
+        _settle_name(checked)
         return msgspec.convert(checked, cls)
+
+
+def _check_warning(checked: dict[str, Any]) -> None:
+    """Check that a warning before the time limit has a limit that it comes before."""
+    before, limit = checked.get("signal_before_s", 0.0), checked.get("time_limit_s")
+    if before and (limit is None or before >= limit):
+        why = "it has no time limit" if limit is None else f"its time limit is {limit:g} s"
+        what = f"this job cannot be warned {before:g} s before its limit"
+        raise SpecError("signal_before_s", what, why, "set a longer time_limit_s (--time), or leave it out")
 
 
 def _check_range(checked: dict[str, Any]) -> None:
@@ -265,6 +315,35 @@ def _check_image(checked: dict[str, Any]) -> None:
         why = "the working directory is mounted into the container at its own path, and would hide what the image has"
         next = "give a directory of your own: cd to it before agentctl submit, or --cwd DIR"
         raise SpecError("cwd", f"a job in an image cannot run in {cwd}", why, next)
+
+
+def _check_outputs(checked: dict[str, Any]) -> None:
+    """Check the words in names of files for output, and what does not go with standard error by itself."""
+    for field in ("stdout", "stderr"):
+        if word := output_names.unknown(checked.get(field, "")):
+            what = f"invalid {field}: {checked[field]!r:.80} has {word}"
+            raise SpecError(field, what, f"expected {output_names.known()}", "write %% for a percent sign")
+    if checked.get("stderr") and checked.get("spares"):
+        why = "a spare has its output before it is known which rank it becomes, and one pipe for all of it"
+        raise SpecError("stderr", "this job cannot have a file for standard error", why, "leave stderr or spares out")
+
+
+def _check_array(checked: dict[str, Any]) -> None:
+    """Check that the tasks of an array are as `policy.arrays` reads them."""
+    if not (text := checked.get("array")):
+        return
+    try:
+        tasks_of(text)
+    except ValueError as error:
+        what, next = f"invalid array: {text!r:.80}", f"expected {FORM}, of at most {TASKS_MAX:,} tasks"
+        raise SpecError("array", what, str(error), next) from None
+
+
+def _settle_name(checked: dict[str, Any]) -> None:
+    """Find the name that all hosts go by, and keep the one that was written beside it."""
+    called = checked.get("name") or name_of(checked["argv"])
+    name = re.sub(r"[^a-z0-9.-]+", "-", called.lower()).strip("-.") or "job"
+    checked["name"], checked["title"] = name, "" if name == called else called
 
 
 def _checked(name: str, value: Any, type: Any, expected: str) -> Any:
@@ -331,5 +410,5 @@ def _unknown(name: Any, known: Iterable[str]) -> SpecError:
 def name_of(argv: tuple[str, ...] | list[str]) -> str:
     """A name for a job whose submitter gave none: the script's, or the program's."""
     script = next((part for part in argv[:4] if part.endswith((".py", ".sh"))), argv[0])
-    stem = script.rsplit("/", 1)[-1].rsplit(".", 1)[0].lower()
-    return re.sub(r"[^a-z0-9.-]+", "-", stem).strip("-.")[:63] or "job"
+    stem = script.rsplit("/", 1)[-1].rsplit(".", 1)[0]
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", stem).lstrip("-.").rstrip("-._")[:63] or "job"

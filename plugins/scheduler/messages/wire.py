@@ -16,6 +16,7 @@ from msgspec import Meta
 from covey.core.carried import ENV_BYTES_MAX, VARIABLES_MAX
 from covey.core.events import Message
 from covey.core.ids import HostId, JobId
+from covey.core.job_records import JobRecord, Range
 from plugins.facts import MemoryInUse, StepTiming
 from plugins.scheduler.messages.commands import Bytes, Count, Epoch, Id, Step, Text
 from plugins.scheduler.messages.options import CPUS_MAX
@@ -25,6 +26,8 @@ GRANTS_MAX = 4096
 """The most grants in one question about leases."""
 CURVE_POINTS_MAX, CURVE_METRICS_MAX = 512, 16
 """The most points of one job's curve, and metrics of one point."""
+RANGES_MAX, RECORDS_MAX = 64, 256
+"""The most ranges of numbers in one question for records of jobs, and records in one answer."""
 APART_MAX = 64
 """The most jobs in one question that the asked-for job must not be beside."""
 Job = Annotated[JobId, Meta(max_length=63)]
@@ -316,6 +319,18 @@ class SparesWarm(Message, frozen=True):
     """Why there are no spares, or fewer, for good."""
 
 
+class RecordsWanted(Message, frozen=True):
+    """Question: which of these jobs' records do you have? The newest numbers first, as many as one answer takes."""
+
+    numbers: Annotated[tuple[Range, ...], Meta(min_length=1, max_length=RANGES_MAX)]
+
+
+class RecordsAnswer(Message, frozen=True):
+    records: Annotated[tuple[JobRecord, ...], Meta(max_length=RECORDS_MAX)] = ()
+    more: bool = False
+    """Whether there are more of them than one answer takes."""
+
+
 Talk = (
     Reserve
     | Reserved
@@ -340,6 +355,8 @@ Talk = (
     | GangNow
     | GangNowAnswer
     | GangStands
+    | RecordsWanted
+    | RecordsAnswer
 )
 """Everything the plugin hears and answers with (`Plugin.messages`)."""
 

@@ -65,6 +65,17 @@ def workers(spec: JobSpec) -> str:
     return f"{spec.workers}..{spec.workers_max}" if spec.elastic else str(spec.workers)
 
 
+def asks(spec: JobSpec) -> str:
+    """What a job asks for, in words: `4 workers x 2 GPUs`; of an array, what each of its tasks does."""
+    each = f"{workers(spec)} x {gpus(spec.gpus_per_worker)}" if spec.gpus else f"{workers(spec)} without GPUs"
+    return f"array {spec.array} of {each}" if spec.array else each
+
+
+def time_limit(seconds: float | None) -> str:
+    """A time limit in words: `2 h`, `no limit`."""
+    return "no limit" if seconds is None else format_seconds(seconds)
+
+
 def not_elastic(spec: JobSpec) -> str:
     """Why the number of a job's processes, and what each of them does, stays."""
     return f"it was submitted with {spec.workers} workers, and not with a range of them"
@@ -106,7 +117,7 @@ def over_cpus(spec: JobSpec, memory: Mapping[HostId, MemoryHere]) -> Never | Non
     if not memory or any(said.cpus <= 0 for said in memory.values()) or spec.cpus <= largest:
         return None
     why = f"each worker asks for {_processors(spec.cpus)}, and the largest host has {largest}"
-    return Never(7, f"{spec.name} can never be placed", why, "submit it with fewer --cpus")
+    return Never(7, f"{spec.called} can never be placed", why, "submit it with fewer --cpus")
 
 
 def over_memory(spec: JobSpec, memory: Mapping[HostId, MemoryHere]) -> Never | None:
@@ -115,7 +126,7 @@ def over_memory(spec: JobSpec, memory: Mapping[HostId, MemoryHere]) -> Never | N
     if not memory or spec.host_memory <= largest:
         return None
     why = f"it may use {format_size(spec.host_memory)} of a host's memory, and the largest has {format_size(largest)}"
-    return Never(7, f"{spec.name} can never be placed", why, "submit it with less --mem")
+    return Never(7, f"{spec.called} can never be placed", why, "submit it with less --mem")
 
 
 def ordinal(number: int) -> str:
@@ -131,11 +142,11 @@ def over_rack(spec: JobSpec, totals: Mapping[HostId, int]) -> Never | None:
     largest = max(totals.values(), default=0)
     if spec.gpus_per_worker > largest:
         why = f"each worker needs {gpus(spec.gpus_per_worker)} on one host, and the largest host has {largest}"
-        return Never(7, f"{spec.name} can never be placed", why, "ask for fewer gpus_per_worker")
+        return Never(7, f"{spec.called} can never be placed", why, "ask for fewer gpus_per_worker")
     fits = _fits_in_empty(spec, totals)
     if fits >= spec.workers:
         return None
-    what = f"{spec.name} can never be placed"
+    what = f"{spec.called} can never be placed"
     if spec.pack == "host" and spec.gpus <= have:
         why = f"all its workers must be on one host, which needs {gpus(spec.gpus)}, and the largest host has {largest}"
         return Never(7, what, why, "submit it without --pack host, or ask for fewer workers")
@@ -184,7 +195,7 @@ def over_quota(spec: JobSpec, quota: int | None, may_demote: bool = False) -> Ne
         return None
     why = f"it needs {gpus(spec.gpus)}, and the quota of tenant {spec.tenant} is {quota}"
     next = f"ask for at most {gpus(quota)}, submit with class opportunistic, or raise the quota of {spec.tenant}"
-    return Never(4, f"{spec.name} can never run", why, next)
+    return Never(4, f"{spec.called} can never run", why, next)
 
 
 def demoted(spec: JobSpec, waited_s: float) -> str:

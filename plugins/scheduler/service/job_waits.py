@@ -29,7 +29,10 @@ class JobWaits:
                 self._waiting.discard(id)
                 self._placing.pop(id, None)
                 continue
-            times = job.times
+            times, spec = job.times, job.spec
+            if spec.array or spec.after or spec.hold or spec.begin_wall_s or job.task is not None:
+                self._look_at_placing(job, now_s, behind)
+                continue  # it waits, or waited, for something else than GPUs
             if times.started_rack_s is None:
                 self._waiting.add(id)
             elif id in self._waiting:

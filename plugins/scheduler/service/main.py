@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -48,7 +49,8 @@ from plugins.gossiped import DrainedNow
 from plugins.scheduler.machine.leader.leader import RackHost, memory_of
 from plugins.scheduler.machine.log.job_table import JobTable
 from plugins.scheduler.machine.log.jobs import STATES, Job
-from plugins.scheduler.messages.commands import Applied, CancelAsked, Submitted
+from plugins.scheduler.messages.arrays import tasks_of
+from plugins.scheduler.messages.commands import Applied, Submitted
 from plugins.scheduler.messages.spec import JobSpec, SpecError
 from plugins.scheduler.messages.wire import (
     EnvOf,
@@ -61,6 +63,7 @@ from plugins.scheduler.messages.wire import (
     LogTail,
     LogTailAnswer,
     RankHangs,
+    RecordsWanted,
     RenewLeases,
     SparesWanted,
     SparesWarm,
@@ -77,11 +80,14 @@ from plugins.scheduler.service.drains import Drains, in_gossip
 from plugins.scheduler.service.gpus.gpus_here import OwnGpus
 from plugins.scheduler.service.gpus.shared_gpus import GpuGossip
 from plugins.scheduler.service.gpus.use_watch import UseWatch
+from plugins.scheduler.service.history import JobHistory
 from plugins.scheduler.service.job_waits import JobWaits
 from plugins.scheduler.service.leadership import Leadership, set_within
 from plugins.scheduler.service.leases import HostLeases, relay
 from plugins.scheduler.service.log import QueueLog
 from plugins.scheduler.service.moves import RunningMoves
+from plugins.scheduler.service.people.lists import wanted, wish_of
+from plugins.scheduler.service.people.queue_changes import QueueChanges
 from plugins.scheduler.service.ranks.curves import Curves
 from plugins.scheduler.service.ranks.early_ends import EarlyEnds
 from plugins.scheduler.service.ranks.envs import Envs
@@ -93,6 +99,7 @@ from plugins.views import JobView, QuotaView
 
 ASK_S = 1.0
 """Seconds that a host may take to say what runs there, when a person asks."""
+_TASK = re.compile(r"(j[0-9]{1,18})\[([0-9]{1,9})\]")
 NEWS_S = 0.5
 """Seconds for which a job that this host has not heard of is waited for: news of the log take milliseconds."""
 LOG_PART_BYTES = 64 * 1024
@@ -127,6 +134,8 @@ class SchedulerService(PluginService):
         self.moves = RunningMoves(host, self.queue, self.queue_log)
         self.drains = Drains(host, self.queue, self.queue_log)
         self.tenants = Tenants(host, self.queue, self.queue_log)
+        self.changes = QueueChanges(self.queue_log, self._seek, self._job)
+        self.history = JobHistory(self.name, host, self.queue, self.queue_log)
         self.early = EarlyEnds(host, self.queue, self.queue_log)
         self.ranks.why_failed, self.ranks.told_by.codes_of = self.early.why_failed, self.early.codes
         self.curves = Curves(self.name, host)
@@ -140,6 +149,9 @@ class SchedulerService(PluginService):
         self.gpus_here, self.waits = OwnGpus(host, self.uses), JobWaits(host.id, self.queue)
         self.ranks.used_by_others = lambda: self.uses.uses.foreign(host.env.clock.now_s())
         self.ranks.told_by.devices_of = self.uses.words_of
+        self.uses.looked = lambda gpus, use, now_s: self.ranks.uses.looked(
+            gpus, use, self.ranks.reservations.all(), now_s
+        )
         self.counters = {"malformed": 0}
         self._look = self.leases.news
         self._lead = self.leadership.look
@@ -159,6 +171,7 @@ class SchedulerService(PluginService):
         self.env.spawn("seconds", self._count_seconds())
         self.env.spawn("checkpoints", self._checkpoints())
         self.env.spawn("uses of GPUs", self.uses.keep_looking())
+        self.env.spawn("records of jobs", self.history.keep_on())
 
     # ---- loops ----
 
@@ -174,6 +187,7 @@ class SchedulerService(PluginService):
             self.waits.look(changed, self.env.clock.now_s(), self.queue_log.behind)
             self.coordinated_gangs.look(changed)
             self.early.look(changed)
+            self.history.look(changed)
             await self.ranks.look(changed)
             if not self.queue_log.behind:
                 await self.envs.forget()
@@ -294,6 +308,8 @@ class SchedulerService(PluginService):
             return await self.envs.give(sender, question)
         if isinstance(question, LogTail):
             return await self._log_tail(question)
+        if isinstance(question, RecordsWanted):
+            return await self.history.answer(question)
         if isinstance(question, RenewLeases):
             return self.leadership.renew(question) or await relay(self.host, self.queue, question)
         return await super().answer(sender, question)
@@ -329,14 +345,14 @@ class SchedulerService(PluginService):
     # ---- what people ask ----
 
     def notes(self) -> list[str]:
-        return self.gpus_here.notes()
+        return [*self.gpus_here.notes(), *self.history.notes()]
 
     def commands(self) -> Mapping[str, Command]:
         return {
             "submit": self._submit,
             "jobs": self._jobs,
             "job": self._job,
-            "cancel": self._cancel,
+            **self.changes.commands(),
             "give_up": self._give_up,
             "drain": self._drain,
             "resume": self._resume,
@@ -356,6 +372,9 @@ class SchedulerService(PluginService):
             "tenant_set": self._tenant_set,
             "rack": self._rack,
             "gpu_uses": self._gpu_uses,
+            "history": self.history.history,
+            "report": self.history.report,
+            "report_job": self.history.report_job,
         }
 
     def metrics(self) -> Measured:
@@ -405,11 +424,11 @@ class SchedulerService(PluginService):
                 "free some space there, or submit at another host; the limit is [jobs] "
                 f"disk_free_min in {self.host.id}'s agent.toml"
             )
-            raise Refused(4, f"cannot submit {spec.name} here", self.host.runner.refusal, next_step)
+            raise Refused(4, f"cannot submit {spec.called} here", self.host.runner.refusal, next_step)
         sealed = await self.envs.seal(spec.env)
         key = self.tenants.key(submitted.key, spec)
         submitted = msgspec.structs.replace(submitted, key=key, spec=msgspec.structs.replace(spec, env={}), env=sealed)
-        result = await self.queue_log.change(submitted, f"submit {spec.name}")
+        result = await self.queue_log.change(submitted, f"submit {spec.called}")
         assert isinstance(result, Applied) and result.job is not None
         id = result.job
         if not await self.queue_log.until(lambda: id in self.queue.jobs, SHOWN_S):
@@ -475,9 +494,12 @@ class SchedulerService(PluginService):
         return views.Seen(gone, leads, rack_s, views.devices_in_trouble(self.host.hosts()))
 
     async def _jobs(self, given: Mapping[str, Any]) -> list[JobView]:
-        """Jobs that wait or run, in order of admission; with `all` also the ended ones that are remembered."""
+        """Jobs that wait or run, in order of admission; with `all` also the ended ones that are remembered. What else a
+        list can be asked for: `people/lists.py`."""
+        wish = wish_of(given)
         standing, age_s, seen = self._standing(), self.host.log.age_s, self._seen()
-        jobs = list(self.queue.jobs.values()) if given.get("all") else self.queue.live()
+        jobs = list(self.queue.jobs.values()) if wish.everything else self.queue.live()
+        jobs = wanted(jobs, wish, asker_of(given) if wish.is_personal else None, seen.rack_s)
         mine = {job.id: self.ranks.told_by.job_now(job.id) for job in jobs if job.placed and job.place_on(self.host.id)}
         return [
             views.brief(
@@ -488,6 +510,7 @@ class SchedulerService(PluginService):
 
     async def _job(self, given: Mapping[str, Any]) -> JobView:
         job = await self._seek(given)
+        given = {**given, "id": job.id}
         answers = await self._ask_places(job, asked.seconds(given, "timeout_s", ASK_S)) if job.placed else {}
         heard = {host: answer for host, answer in answers.items() if answer is not None}
         view = views.job_view(self._find(given), self._standing(), self.host.log.age_s, self._seen(), heard)
@@ -511,14 +534,6 @@ class SchedulerService(PluginService):
         except (TimeoutError, Refused):
             return None
         return answer if isinstance(answer, JobNowAnswer) else None
-
-    async def _cancel(self, given: Mapping[str, Any]) -> JobView:
-        job = await self._seek(given)
-        if not job.over:
-            command = CancelAsked(wall_s=0.0, job=job.id, by=asked.by(given))
-            await self.queue_log.change(command, f"cancel {job.id}")
-            await self.queue_log.until(lambda: job.ending.after == "cancelled" or job.over, SHOWN_S)
-        return await self._job(given)
 
     async def _move(self, given: Mapping[str, Any]) -> JobView:
         await self.moves.move(await self._seek(given), given)
@@ -569,6 +584,9 @@ class SchedulerService(PluginService):
         job = await self._seek(given)
         rank, offset = asked.whole(given, "rank", 0), asked.whole(given, "offset", 0)
         limit = max(0, min(asked.whole(given, "limit", LOG_PART_BYTES), LOG_PART_BYTES))
+        if job.array is not None:
+            why, first = "it is an array, and its tasks write", tasks_of(job.spec.array).first
+            raise Refused(3, f"{job.id} has no output of its own", why, f"agentctl logs {job.id}[{first}]")
         if not 0 <= rank < job.spec.world_size:
             why = f"{job.id} has ranks 0 to {job.spec.world_size - 1}"
             raise Refused(3, f"there is no rank {rank}", why, f"agentctl logs {job.id} --rank 0")
@@ -637,11 +655,25 @@ class SchedulerService(PluginService):
         """Find a job by its id. A job that another host has just accepted is on its way here, and is waited for."""
         id = JobId(str(given.get("id", "")))
         if not self.host.log.is_leader:
-            await self.queue_log.until(lambda: self.queue.was(id), NEWS_S)
+            await self.queue_log.until(lambda: self.queue.was(JobId(id.partition("[")[0])), NEWS_S)
         return self._find(given)
+
+    def _task(self, array: JobId, index: int) -> Job:
+        """The job that a task of an array became, by `j12[3]`."""
+        whole = self._find({"id": array})
+        found = self.queue.jobs.get(self.queue.tasks.get((array, index), JobId("")))
+        if found is not None:
+            return found
+        if whole.array is None or tasks_of(whole.spec.array).place_of(index) is None:
+            why = f"{array} has the tasks {whole.spec.array}" if whole.array is not None else f"{array} is no array"
+            raise Refused(3, f"there is no {array}[{index}]", why, f"agentctl job {array}")
+        why = "it has not begun, was left out, or ended long ago and is no longer kept"
+        raise Refused(3, f"{array}[{index}] is no job now", why, f"agentctl job {array}")
 
     def _find(self, given: Mapping[str, Any]) -> Job:
         id = JobId(str(given.get("id", "")))
+        if (task := _TASK.fullmatch(id)) is not None:
+            return self._task(JobId(task[1]), int(task[2]))
         job = self.queue.jobs.get(id)
         if job is not None:
             return job

@@ -53,7 +53,7 @@ class Tenants:
             owner = msgspec.convert({"user": asker.user, "uid": asker.uid}, JobOwner)
         except msgspec.ValidationError as error:
             why = f"{asker.name} has no name that other hosts could know it by"
-            raise Refused(4, f"{spec.name} was not accepted", why, "submit as a user with a name") from error
+            raise Refused(4, f"{spec.called} was not accepted", why, "submit as a user with a name") from error
         if asker.role == "operator":
             return msgspec.structs.replace(spec, owner=owner)
         tenant = tenant_for(asker.user, wanted, self.queue.tenants)

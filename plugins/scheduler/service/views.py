@@ -11,6 +11,7 @@ from covey.core.errors import Refused
 from covey.core.ids import HostId, JobId
 from plugins.facts import HostView, StepTiming
 from plugins.gossiped import GpusNow, MemoryHere
+from plugins.scheduler.machine.books.job_record import ended_as
 from plugins.scheduler.machine.gang.rank_signs import is_beside
 from plugins.scheduler.machine.leader.capacity import Capacity
 from plugins.scheduler.machine.leader.firm_jobs import is_spent
@@ -21,6 +22,8 @@ from plugins.scheduler.machine.log.beside import beside
 from plugins.scheduler.machine.log.job_table import JobTable
 from plugins.scheduler.machine.log.jobs import HOLDING, Cause, Job, row_of
 from plugins.scheduler.machine.log.replacing import why_not
+from plugins.scheduler.machine.log.waiting.array_tasks import told
+from plugins.scheduler.machine.log.waiting.dependents import parts_of
 from plugins.scheduler.messages.options import AUTO
 from plugins.scheduler.messages.wire import CurvePoint, JobNowAnswer
 from plugins.scheduler.policy import explain, order
@@ -154,7 +157,8 @@ class QueueSnapshot:
 
     @cached_property
     def _rows(self) -> list[order.Row]:
-        return [row_of(job, self.settings.queue_thresholds_gpu_s) for job in self.queue.live()]
+        live = (job for job in self.queue.live() if job.may_start or job.state != "queued")
+        return [row_of(job, self.settings.queue_thresholds_gpu_s) for job in live]
 
     @cached_property
     def capacity(self) -> int:
@@ -210,6 +214,9 @@ class QueueSnapshot:
             return f"{job.reason}; {explain.not_stopped_again(job.tally.preemptions)}"
         if job.state != "queued":
             return job.reason
+        if not job.may_start:
+            waits = waits_otherwise(job)
+            return f"{waits}{explain.BEFORE}{job.reason}" if job.grant.epoch else waits
         waits = (
             self._waits(job)
             if job.counts
@@ -293,6 +300,19 @@ class QueueSnapshot:
         return [rows[other.id] for other in queue.live() if other.id in rows and other.placed]
 
 
+def waits_otherwise(job: Job) -> str:
+    """What a queued job waits for that is not GPUs, or how far an array is, in words."""
+    holds, parts = job.holds, [told(job)] if job.array is not None else []
+    if holds.held:
+        parts.append(f"held: {holds.held}; agentctl release {job.id}")
+    for after in holds.after:
+        kind, id = parts_of(after)
+        parts.append(f"waits until {id} {'is done' if kind == 'ok' else 'has ended'}")
+    if holds.begin_wall_s is not None:
+        parts.append("waits for its time (--begin)")
+    return "; ".join(parts)
+
+
 def devices_in_trouble(hosts: Sequence[HostView]) -> Mapping[JobId, Mapping[HostId, str]]:
     """Jobs with GPUs that are sick or not used, as their hosts gossip, and on which hosts."""
     found: dict[JobId, dict[HostId, str]] = {}
@@ -336,7 +356,7 @@ def job_view(
     attained = max(0.0, job.attained_gpu_s - job.priority.base_gpu_s)
     return JobView(
         id=job.id,
-        name=job.spec.name,
+        name=job.spec.called,
         tenant=job.spec.tenant,
         job_class=job.spec.job_class,
         runs_as=job.job_class,
@@ -356,6 +376,8 @@ def job_view(
         epoch=job.grant.epoch,
         coordinator=job.grant.coordinator,
         exit_code=job.ending.exit_code,
+        ended_as=ended_as(job),
+        failed_rank=job.ending.blame.rank if job.state == "failed" and job.ending.blame is not None else None,
         oom_bytes=job.ending.oom_bytes,
         places=shown,
         ranks=tuple(rank for place in shown for rank in _ranks(job, place.host, place.host in away, heard)),
@@ -369,6 +391,13 @@ def job_view(
         image=for_people(job.spec.image),
         user=job.spec.owner.user if job.spec.owner is not None else "",
         uid=job.spec.owner.uid if job.spec.owner is not None else None,
+        array=job.spec.array,
+        task="" if job.task is None else f"{job.task.array}[{job.task.index}]",
+        held=bool(job.holds.held) and not job.over,
+        after=job.holds.after,
+        begin_wall_s=job.holds.begin_wall_s,
+        time_limit_s=job.spec.time_limit_s,
+        stdout=for_people(job.spec.stdout),
     )
 
 

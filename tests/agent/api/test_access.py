@@ -27,10 +27,12 @@ LOOKS = """agent.keys agent.local_keys
     agent.local_clock agent.links
     agent.story agent.rack_slabs agent.rack_volumes agent.rack_tensors agent.rack_shared_gpus agent.rack_interference
     agent.rack_groups scheduler.jobs scheduler.job scheduler.quotas scheduler.tenants scheduler.rack scheduler.gpu_uses
+    scheduler.history scheduler.report scheduler.report_job agent.history agent.report
     memory.volumes memory.slabs memory.accounts aggregator.tensors sharing.gpus sharing.interference
     interleave.groups""".split()  # noqa: SIM905
 OWN_READS = ["scheduler.logs", "scheduler.curve", "tuner.show"]
 OWN_CHANGES = """scheduler.cancel scheduler.move scheduler.scale scheduler.arrange scheduler.tune memory.remove
+    scheduler.hold scheduler.release scheduler.requeue scheduler.priority scheduler.update
     memory.give_up""".split()  # noqa: SIM905
 LOGS_IN = ["agent.login"]
 USES = ["scheduler.submit", "memory.create"]
@@ -92,6 +94,7 @@ def test_an_owner_out_of_all_tenants_reads_and_ends_the_own_and_takes_no_more() 
     """The job still runs: nobody else may end it but operators."""
     eves = OwnerUser("eve", EVE.uid)
     takes = {"scheduler.move", "scheduler.scale", "scheduler.arrange", "scheduler.tune"}
+    takes |= {f"scheduler.{verb}" for verb in ("hold", "release", "requeue", "priority", "update")}
     for command in (*OWN_READS, *OWN_CHANGES):
         assert may(EVE, command, eves) == (command not in takes), command
         assert not may(EVE, command, ANNS) and not may(EVE, command, None), command
@@ -187,6 +190,7 @@ def test_a_users_volume_is_the_users_own_and_counts_against_an_own_tenant() -> N
 SHOWN = {
     *("id", "tenant", "job_class", "runs_as", "state", "over", "workers", "gpus", "times", "queue", "attained_gpu_s"),
     *("epoch", "coordinator", "exit_code", "places", "beside", "reserved_gpus", "age_s", "user", "uid"),
+    *("array", "task", "held", "after", "begin_wall_s", "time_limit_s"),
 }
 """Fields of a job that are shown to everybody as they are."""
 PARTLY = {"reason", "tally", "losses"}

@@ -114,6 +114,8 @@ class FakeApi:
                 "scheduler.move": {},
                 "scheduler.scale": {},
                 "scheduler.arrange": {},
+                "scheduler.hold": {},
+                "scheduler.priority": {},
                 "memory.export": {},
             }.items()
         }
@@ -206,8 +208,8 @@ async def test_an_answer_says_who_spoke_and_when(rig: Rig) -> None:
     [
         ("GET", "/v1/gpus", None, "agent.gpus", {}),
         ("GET", "/v1/leader", None, "agent.leader", {}),
-        ("GET", "/v1/jobs", None, "scheduler.jobs", {"all": False}),
-        ("GET", "/v1/jobs?all=1", None, "scheduler.jobs", {"all": True}),
+        ("GET", "/v1/jobs", None, "scheduler.jobs", {"all": False, "mine": False}),
+        ("GET", "/v1/jobs?all=1&state=held&x=1", None, "scheduler.jobs", {"all": True, "mine": False, "state": "held"}),
         ("GET", "/v1/jobs/j1", None, "scheduler.job", {"id": "j1"}),
         ("GET", "/v1/jobs/j1/curve", None, "scheduler.curve", {"id": "j1"}),
         ("GET", "/v1/jobs/j1/logs", None, "scheduler.logs", {"id": "j1", "offset": 0}),
@@ -220,6 +222,9 @@ async def test_an_answer_says_who_spoke_and_when(rig: Rig) -> None:
         ("GET", "/v1/quotas", None, "scheduler.quotas", {}),
         ("POST", "/v1/jobs", {"argv": ["true"]}, "scheduler.submit", {"argv": ["true"]}),
         ("POST", "/v1/jobs/j1/cancel", None, "scheduler.cancel", {"id": "j1"}),
+        ("POST", "/v1/jobs/j1/cancel", {"tasks": "3-7"}, "scheduler.cancel", {"id": "j1", "tasks": "3-7"}),
+        ("POST", "/v1/jobs/j1%5B3%5D/hold", None, "scheduler.hold", {"id": "j1[3]"}),
+        ("POST", "/v1/jobs/j1/priority", {"up": True}, "scheduler.priority", {"id": "j1", "up": True}),
         ("POST", "/v1/volumes/demo/give-up", None, "memory.give_up", {"volume": "demo"}),
         ("POST", "/v1/jobs/j1/move", {"what": "2", "id": "j9"}, "scheduler.move", {"what": "2", "id": "j1"}),
         ("POST", "/v1/jobs/j1/scale", {"workers": 7}, "scheduler.scale", {"workers": 7, "id": "j1"}),

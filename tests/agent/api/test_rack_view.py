@@ -13,6 +13,7 @@ from covey.core.events import Message
 from covey.core.ids import HostId
 from plugins.facts import HostView
 from plugins.gossiped import GpusNow
+from plugins.history_views import HistoryView
 from plugins.views import EventLine, GpuRow, HostRow, PluginHealth, Trouble
 
 GPU1, GPU2 = HostId("gpu1"), HostId("gpu2")
@@ -266,3 +267,20 @@ async def test_whoever_asks_of_links_while_they_are_found_out_shares_the_answer(
     agent.answering = False
     for told in await asyncio.gather(command({}), command({}), return_exceptions=True):
         assert told is agent.refusal, "each is told, and the agent goes on"
+
+
+async def test_hosts_that_may_have_records_are_named_beside_a_history(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    agent: Any = FakeAgent()
+    off = RackView(agent).commands()["agent.history"]
+    with pytest.raises(Refused, match="no plugin scheduler now"):
+        await off({})
+    view = HistoryView(jobs=[], unanswered={HostId("gpu9"): "it is gone"}, missing=2, trimmed=0, damaged="")
+
+    async def history(_given: Mapping[str, Any]) -> HistoryView:
+        return view
+
+    monkeypatch.setattr(agent, "plugin_commands", lambda: {"scheduler.history": history})
+    found = await RackView(agent).commands()["agent.history"]({})
+    assert found == Gathered(view, (Unanswered(HostId("gpu9"), "it is gone"),))

@@ -307,7 +307,7 @@ def test_a_shim_says_at_its_end_what_was_lost_and_syncs_before_it_renames(
         if rank == 0:
             os._exit(3)
         os.close(into)
-        kept = shim.keep(rank, pipe, output, ended)
+        kept = shim.keep(rank, shim.Streams(output, {"also": ("", ""), "env": {}}, pipe), ended)
         os._exit(kept if calls == ["fsync", "rename", "fsync"] else 99)  # content, name, and that the name is there
     assert os.waitstatus_to_exitcode(os.waitpid(made, 0)[1]) == 3
     assert shims.unsealed((tmp_path / "1.rank0.exit").read_bytes(), "exit") == "3"

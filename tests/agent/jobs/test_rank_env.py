@@ -4,6 +4,7 @@ The GPUs are those of a stand-in for NVML; `Devices` is what CUDA makes of CUDA_
 """
 
 import itertools
+import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -315,3 +316,32 @@ def test_a_rank_in_an_image_sees_its_jobs_gpus_here_and_what_covey_sets_holds_th
     assert found.shows == ("/run", "/state", SITE.removesuffix("/site"))
     plain = msgspec.structs.replace(ran, image="")
     assert container_of(plain, (), devices, endpoints, lambda given: {}) is None
+
+
+def test_jobs_that_came_with_lines_of_slurm_have_its_variables_which_agree_with_ours(tmp_path: Path) -> None:
+    places = tuple(Place(HostId(f"h{n}"), (2 * n, 2 * n + 1), uuids()[2 * n : 2 * n + 2]) for n in range(2))
+    spec = JobSpec.parse({"argv": ["x"], "name": "BERT_large", "workers": 4, "cpus": 3})
+    for asks in ({}, {"COVEY_SLURM": "1", "PATH": "/opt"}):
+        given = ranks_spec(job_at(places, spec), places[1], asks)
+        env = environment(given, given.ranks[1], door(HostId("h1")), True)
+        assert any(name.startswith("SLURM") for name in env) == bool(asks)
+    assert env["SLURM_JOB_ID"] == "1" and env["SLURM_JOB_NAME"] == env["COVEY_JOB_NAME"] == "BERT_large"
+    for ours, theirs in (("RANK", "SLURM_PROCID"), ("WORLD_SIZE", "SLURM_NTASKS"), ("LOCAL_RANK", "SLURM_LOCALID"),
+                         ("GROUP_RANK", "SLURM_NODEID"), ("COVEY_NODES", "SLURM_JOB_NODELIST")):  # fmt: skip
+        assert env[ours] == env[theirs]
+    assert (env["SLURM_TASKS_PER_NODE"], env["SLURM_CPUS_PER_TASK"], env["SLURM_GPUS_ON_NODE"]) == ("2(x2)", "3", "2")
+    folder = env["PATH"].split(":")[0]
+
+    def srun(*words: str) -> tuple[int, str]:
+        ran = subprocess.run(("srun", *words), env={**env, "PATH": f"{folder}:/usr/bin:/bin"}, capture_output=True,
+                             text=True, cwd=tmp_path)  # fmt: skip
+        return ran.returncode, ran.stdout + ran.stderr
+
+    assert srun("-n", "4", "--gres=gpu:1", "--unbuffered", "echo", "-n", "here") == (0, "here")
+    assert srun("-n3", "echo", "not here: this is task 3") == (0, "")
+    assert srun("--output", "o-%j-%t", "sh", "-c", "echo out; echo err >&2; exit 5") == (5, "")
+    assert (tmp_path / "o-1-3").read_text() == "out\nerr\n"
+    for words, said in ((("--frob", "x"), "unknown option --frob"), (("-n", "2"), "no command to run"),
+                        (("--pty", "sh"), "--pty is refused"), (("-n", "x", "y"), "invalid -n x")):  # fmt: skip
+        code, text = srun(*words)
+        assert code == 2 and said in text and "next:" in text

@@ -1,6 +1,7 @@
 """Processes of this machine: started as told, signalled as groups, told apart from later ones with the same number."""
 
 import asyncio
+import itertools
 import os
 import signal
 import subprocess
@@ -48,6 +49,27 @@ async def test_output_is_appended_and_for_its_owner_only(port: RealProcesses, tm
         await (await port.start(command(tmp_path, "/bin/echo", word))).wait()
     assert (tmp_path / "out/log").read_text() == "one\ntwo\n"
     assert (tmp_path / "out/log").stat().st_mode & 0o777 == 0o600
+
+
+async def test_output_goes_to_files_of_the_users_choice_as_well(port: RealProcesses, tmp_path: Path) -> None:
+    def told(script: str, **names: str) -> Command:
+        base = msgspec.structs.replace(command(tmp_path, "/bin/sh", "-c", script, COVEY_UMASK="027"), **names)
+        return msgspec.structs.replace(base, run=str(tmp_path / f"r{next(number)}"))
+
+    number = itertools.count()
+    one, two = tmp_path / "made/here/out", tmp_path / "err"
+    both = {"stdout": str(one), "stderr": str(two)}
+    assert await (await port.start(told("echo 1; echo 2 >&2; exit 3", **both))).wait() == 3
+    assert (one.read_text(), two.read_text()) == ("1\n", "2\n")
+    assert sorted((tmp_path / "out/log").read_text().splitlines()) == ["1", "2"]
+    assert (one.stat().st_mode & 0o777, one.parent.stat().st_mode & 0o777) == (0o640, 0o750)
+    assert await (await port.start(told("echo 3; echo 4 >&2", stdout=str(one)))).wait() == 0
+    assert one.read_text() == "1\n3\n4\n", "it is added, and both streams go there"
+    with pytest.raises(OSError, match="Is a directory"):
+        await port.start(told("echo 5", stdout=str(tmp_path)))
+    assert await (await port.start(told("echo 6; echo 7 >&2", stdout="/dev/full"))).wait() == 0
+    log = (tmp_path / "out/log").read_text()
+    assert "[covey: /dev/full gets nothing more: No space left on device]" in log and log.count("7\n") == 1
 
 
 async def test_a_command_inherits_no_files_and_has_a_session_of_its_own(port: RealProcesses, tmp_path: Path) -> None:

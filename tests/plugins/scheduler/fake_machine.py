@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from agent.ports.job_records import DirectRecords, RecordFile
 from chaos.world.clock import SimLoopStalls
 from covey.core.events import Fact
 from covey.core.ids import JobId
@@ -114,6 +115,7 @@ class Machine:
 
     def __init__(self, host: str, gpus: int) -> None:
         self.disk = FakeDisk()
+        self.records = DirectRecords(RecordFile(":memory:"))
         self.probes = FakeProbes(host, gpus)
         self.ranks: dict[tuple[JobId, int], RanksSpec] = {}
         self.ends: dict[tuple[JobId, int], RanksEnded] = {}
@@ -144,6 +146,7 @@ class FakeRunner:
         self.machine, self.tell = machine, tell
         self.ports: dict[tuple[JobId, int], int] = {}
         self.stops: list[tuple[JobId, int, str]] = []
+        self.graces: list[tuple[JobId, int, float]] = []
         self.refusal = ""
         self.spares: dict[tuple[JobId, int], tuple[int, tuple[str, ...]]] = {}
         """The spares that are to wait here, with what they import."""
@@ -221,6 +224,7 @@ class FakeRunner:
 
     async def stop(self, job: JobId, epoch: int, grace_s: float, why: str) -> None:
         self.stops.append((job, epoch, why))
+        self.graces.append((job, epoch, grace_s))
         spec = self.machine.ranks.get((job, epoch))
         if spec is not None:
             saves = self.machine.saves_and_exits

@@ -1,5 +1,6 @@
 """A little rack without agents: one queue, its leader, and hosts that place and stop gangs when they are told to."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -35,6 +36,9 @@ class Little:
     """A little rack: `gpus` per host, h1 first. Every command goes through its encoding, and a copy that is restored
     from snapshots hears it too."""
 
+    stamps = True
+    """Whether commands carry the rack's clock, which shows `now_s`; otherwise it stands still where none is given."""
+
     def __init__(self, gpus: Sequence[int], quotas: Mapping[str, int], **settings: Any) -> None:
         given = {"queue_thresholds_gpu_s": (100.0,), "quotas": dict(quotas), **settings}
         self.settings = SchedulerSettings(**given)
@@ -44,8 +48,13 @@ class Little:
         self.totals = {HostId(f"h{number}"): count for number, count in enumerate(gpus, 1)}
         self.now_s = 1000.0
         self.heard: list[Command] = []
+        self.held: dict[JobId, float] = {}
+        """GPU·s for which each job has held GPUs."""
 
     def say(self, command: Command) -> Result:
+        if self.stamps and not command.rack_s:
+            command = msgspec.structs.replace(command, rack_s=max(self.now_s, self.queue.rack_s))
+        self._meter(command.rack_s)
         sent = open_command(pack(command))
         assert sent == command
         self.heard.append(command)
@@ -53,7 +62,17 @@ class Little:
         assert (result, notes) == apply(self.copy, self.copy.index + 1, sent)
         self.queue.check()
         assert self.queue.snapshot() == self.copy.snapshot()
+        for id, job in self.queue.jobs.items():
+            told = sum(job.bill.by_gpu(self.queue.rack_s).values())
+            assert math.isclose(self.held.get(id, 0.0), told, abs_tol=1e-6), f"{id}: {self.held.get(id)}, told {told}"
         return result
+
+    def _meter(self, rack_s: float) -> None:
+        """Count for how long each job has held GPUs, by who holds them: what bills say is compared with this."""
+        passed_s = max(0.0, rack_s - self.queue.rack_s)
+        for gpus in self.queue.holders.values():
+            for id in gpus.values():
+                self.held[id] = self.held.get(id, 0.0) + passed_s
 
     def restore(self) -> None:
         """Restore the copy from its snapshot."""

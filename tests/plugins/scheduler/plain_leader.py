@@ -9,8 +9,10 @@ from plugins.scheduler.machine.leader.admission import taken_back
 from plugins.scheduler.machine.leader.leader import RETRY_S, ProposeCommand, RackHost, ScheduleTick
 from plugins.scheduler.machine.log.job_table import JobTable
 from plugins.scheduler.machine.log.jobs import Job, row_of
+from plugins.scheduler.messages.arrays import tasks_of
 from plugins.scheduler.messages.commands import (
     AboutJob,
+    BeginReached,
     Command,
     Demoted,
     Elapsed,
@@ -18,6 +20,7 @@ from plugins.scheduler.messages.commands import (
     Promoted,
     QuotaSet,
     TakenBack,
+    TaskBegun,
     TimeLimitReached,
     Upgraded,
 )
@@ -94,12 +97,29 @@ class PlainLeader:
         promoted = self._starved(live, self.clocks.due(live, size, now_s), event.wall_s, now_s)
         about += promoted
         settled = {command.job for command in about}
-        rest = [job for job in live if job.id not in settled]
+        rest = [job for job in live if job.id not in settled and (job.may_start or job.state != "queued")]
         moved = self._moved(rest, event.rack, event.wall_s, now_s)
-        starts = self._order(rest, event.rack, event.wall_s) if not moved and not promoted else []
+        free = self._freed(live, event.wall_s)
+        starts = self._order(rest, event.rack, event.wall_s) if not moved and not promoted and not free else []
         commands: list[Command] = [*self._initial_quotas(event.wall_s), *self._elapsed(live, event.wall_s, now_s)]
         commands += [*self._shorter_leases(event, now_s), *about]
-        return [ProposeCommand(command) for command in [*commands, *moved, *starts]]
+        return [ProposeCommand(command) for command in [*commands, *moved, *free, *starts]]
+
+    def _freed(self, live: list[Job], wall_s: float) -> list[BeginReached | TaskBegun]:
+        """Jobs whose time has come, and tasks of arrays that may begin."""
+        late = [(job.holds.begin_wall_s, job.id) for job in live if job.state == "queued" and job.holds.begin_wall_s]
+        found: list[BeginReached | TaskBegun] = [
+            BeginReached(wall_s=wall_s, job=id) for begin_s, id in sorted(late) if begin_s <= wall_s
+        ]
+        for array in live:
+            if array.array is None or not array.is_free or array.array.closed:
+                continue
+            tasks, record = tasks_of(array.spec.array), array.array
+            left = [tasks.at(place) for place in range(record.begun, tasks.count) if not _in(place, record.left_out)]
+            waits = any(self.queue.jobs[id].may_start for id in record.live.values())
+            if left and left[0] is not None and len(record.live) < tasks.at_once and not waits:
+                found.append(TaskBegun(wall_s=wall_s, job=array.id, index=left[0]))
+        return found
 
     def check(self) -> None:
         """Raise AssertionError when something is remembered about jobs that are over."""
@@ -112,7 +132,7 @@ class PlainLeader:
     def _remember(self, live: list[Job], now_s: float) -> None:
         placing = {(job.id, job.grant.epoch) for job in live if job.state == "placing"}
         self.placing_since = {key: self.placing_since.get(key, now_s) for key in sorted(placing)}
-        waiting = [job for job in live if job.state in ("queued", "placing")]
+        waiting = [job for job in live if job.may_start or job.state == "placing"]
         known_s = {
             job.id: self.queue.clock_s - job.priority.queued_s if self.clock_at is None else 0.0 for job in waiting
         }
@@ -210,7 +230,7 @@ class PlainLeader:
     def _starved(self, live: list[Job], gangs: list[Job], wall_s: float, now_s: float) -> list[Promoted]:
         """Promotions by STARVELIMIT, PROMOTEKNOB and the clocks of wide gangs, of guaranteed jobs: the others have no
         place in the order."""
-        waiting = [job for job in live if job.state == "queued" and job.counts]
+        waiting = [job for job in live if job.may_start and job.counts]
         since_s = self.waiting_since
         after_s = {job.id: self._starved_after(job) for job in waiting}
         starved = [
@@ -259,7 +279,7 @@ class PlainLeader:
     def _elapsed(self, live: list[Job], wall_s: float, now_s: float) -> list[Elapsed]:
         """Tell the log from time to time for how long somebody has been waiting, so that the next leader knows."""
         passed_s = 0.0 if self.clock_at is None else now_s - self.clock_at
-        waits = any(job.state in ("queued", "placing") for job in live)
+        waits = any(job.may_start or job.state == "placing" for job in live)
         self.clock_s = max(self.clock_s, self.queue.clock_s) + (passed_s if waits else 0.0)
         self.clock_at = now_s
         if self.clock_s - self.queue.clock_s < self.settings.checkpoint_s:
@@ -269,6 +289,10 @@ class PlainLeader:
     def _order(self, live: list[Job], rack: Sequence[RackHost], wall_s: float) -> list[AboutJob]:
         """Decide who starts and who stops. A job that just failed to be placed sits some decisions out."""
         return PlainAdmission(self.queue, self.settings, self._totals(rack), set(self.retry_at), wall_s).decide(live)
+
+
+def _in(place: int, ranges: Sequence[tuple[int, int]]) -> bool:
+    return any(first <= place <= last for first, last in ranges)
 
 
 class PlainClocks:
@@ -290,6 +314,7 @@ class PlainClocks:
         if self.settings.gang_patience_s is None:
             return []
         counted = [job for job in live if job.counts and job.spec.gpus]
+        counted = [job for job in counted if job.may_start or job.state != "queued"]
         known = {job.id for job in counted}
         self.waited_s = {id: s for id, s in self.waited_s.items() if id in known}
         self.pool_of = {id: pool for id, pool in self.pool_of.items() if id in known}

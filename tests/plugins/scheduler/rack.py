@@ -142,6 +142,7 @@ class FakeHost:
             pages=nothing,
             run_dir="/run",
             users=rack.users,
+            records=machine.records,
         )
         self.service = SchedulerService(self)
 

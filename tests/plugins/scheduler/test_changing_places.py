@@ -26,8 +26,7 @@ def arranged(rack: Rack, *places: Place) -> None:
         job = queue.jobs[J1]
         before = {process for place in job.start.places for process in place.ranks}
         for place in job.start.places:
-            for gpu in place.gpus:
-                del queue.holders[place.host][gpu]
+            queue.release(job, place.host, place.gpus)
         carried = job.start.carried or first_carried(job.spec.world_size, len(before))
         job.start.carried = carried_after(carried, before - after, len(after - before))
         assert job.start.carried.keys() == after

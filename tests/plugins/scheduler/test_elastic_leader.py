@@ -40,6 +40,8 @@ H1, H2, H3 = HostId("h1"), HostId("h2"), HostId("h3")
 class Stretching(Little):
     """A little rack with elastic jobs, whose leader decides alone."""
 
+    stamps = False
+
     def proposed(self, look: ScheduleTick) -> list[Command]:
         proposed = [action.command for action in self.leader.handle(look, self.now_s)]
         self.leader.check()

@@ -15,6 +15,7 @@ from plugins.facts import Place
 from plugins.scheduler.messages import commands, wire
 from plugins.scheduler.messages.commands import Submitted
 from plugins.scheduler.messages.options import OPTIONS
+from plugins.scheduler.messages.output_names import written_out
 from plugins.scheduler.messages.spec import JobOwner, JobSpec, SealedEnv, SpecError, name_of
 from plugins.scheduler.messages.wire import SEALED_BYTES_MAX
 
@@ -31,6 +32,7 @@ GOOD: dict[str, Any] = {
     "env": {"PATH": "/bin"},
     "skew": 0.5,
     "time_limit_s": 60,
+    "signal_before_s": 20,
     "grace_s": 5,
     "hang_s": 600,
     "spares": 0,
@@ -48,6 +50,12 @@ GOOD: dict[str, Any] = {
     "image": "nvcr.io/nvidia/pytorch:24.05-py3",
     "bind_gpus": True,
     "hooks": False,
+    "stdout": "/out/%j.%r",
+    "stderr": "",
+    "array": "0-9:3%2",
+    "after": ["ok:j3", "any:j5"],
+    "begin_wall_s": 5.0,
+    "hold": True,
 }
 
 
@@ -60,10 +68,13 @@ def test_a_full_job_is_taken_as_given() -> None:
     assert msgspec.to_builtins(spec) == {
         **GOOD,
         "argv": ("python", "digits.py"),
+        "after": ("ok:j3", "any:j5"),
         "time_limit_s": 60.0,
+        "signal_before_s": 20.0,
         "grace_s": 5.0,
         "hang_s": 600.0,
         "owner": None,
+        "title": "",
     }
     assert (spec.gpus, spec.width) == (8, 8)
 
@@ -77,7 +88,19 @@ def test_no_submission_says_whose_job_it_is() -> None:
 def test_only_a_command_is_needed_and_the_name_comes_from_it() -> None:
     spec = JobSpec.parse({"argv": ["/usr/bin/python3", "examples/Digits_2.py", "--fast"], "time_limit_s": None})
     assert (spec.name, spec.workers, spec.gpus_per_worker, spec.job_class) == ("digits-2", 1, 1, "guaranteed")
-    assert name_of(["/opt/__"]) == "job"
+    assert (spec.title, spec.called) == ("Digits_2", "Digits_2") and name_of(["/opt/__"]) == "job"
+    named = JobSpec.parse({"argv": ["x"], "name": "BERT_large+v2"})
+    assert (named.name, named.title, named.called) == ("bert-large-v2", "BERT_large+v2", "BERT_large+v2")
+    assert JobSpec.parse({"argv": ["x"], "name": "__"}).name == "job"
+
+
+def test_words_in_names_of_output_are_known_or_refused() -> None:
+    for name, said in (("/o/%q", "has %q"), ("/o/%", "has %"), ("/o/%4j", "has %4")):
+        with pytest.raises(SpecError) as caught:
+            JobSpec.parse({"argv": ["x"], "stdout": name})
+        assert caught.value.field == "stdout" and said in caught.value.what and "%j (the job's id" in caught.value.why
+    values = {"j": "j12", "r": "3", "x": "../a", "a": "", "i": "12", "A": "12", "N": "h1", "u": "ann"}
+    assert written_out("/o/%x/%j-%i.%r%%%a", values) == "/o/.._a/j12-12.3%_"
 
 
 @pytest.mark.parametrize(
@@ -89,6 +112,7 @@ def test_only_a_command_is_needed_and_the_name_comes_from_it() -> None:
         ("cwd", "here"), ("cwd", "/\0"), ("cwd", "/\ud800"), ("argv", None),
         ("env", ["A"]), ("skew", -0.1), ("skew", 1.1), ("skew", float("nan")),
         ("time_limit_s", 0), ("time_limit_s", float("nan")), ("time_limit_s", float("inf")), ("grace_s", -1),
+        ("signal_before_s", -1), ("signal_before_s", "soon"), ("signal_before_s", 86_401),
         ("grace_s", float("nan")), ("hang_s", 0), ("hang_s", float("nan")),
         ("grace_s", 10**9), ("bind_gpus", 1), ("remote_memory", -1), ("remote_memory", "8GiB"), ("pack", "all"),
     ],
@@ -101,6 +125,15 @@ def test_every_error_names_the_field_what_was_found_and_what_was_expected(field:
         return
     assert caught.value.what.startswith(f"invalid {field}: ") and len(caught.value.what) < 120
     assert caught.value.why == f"expected {EXPECTED[field]}"
+
+
+def test_a_warning_comes_before_a_limit_that_there_is() -> None:
+    limits: tuple[dict[str, int], ...] = ({}, {"time_limit_s": 30})
+    for fields, why in zip(limits, ("it has no time limit", "its time limit is 30 s"), strict=True):
+        with pytest.raises(SpecError, match="cannot be warned 30 s before its limit") as caught:
+            JobSpec.parse({"argv": ["x"], "signal_before_s": 30, **fields})
+        assert (caught.value.field, caught.value.why) == ("signal_before_s", why)
+    assert JobSpec.parse({"argv": ["x"], "signal_before_s": 30, "time_limit_s": 31}).runs_for_s == 1.0
 
 
 IMAGES = (
@@ -201,7 +234,7 @@ def test_a_misspelt_field_is_answered_with_the_nearest_one() -> None:
         assert caught.value.next == f"did you mean {right}?"
     with pytest.raises(SpecError) as caught:
         JobSpec.parse({**GOOD, "zzzzzz": 1})
-    assert caught.value.next.startswith("use one of argv, bind_gpus, class, cpus, cwd, env")
+    assert caught.value.next.startswith("use one of after, argv, array, begin_wall_s, bind_gpus, class, cpus")
 
 
 @pytest.mark.parametrize(

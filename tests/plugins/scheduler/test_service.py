@@ -11,8 +11,10 @@ from covey.core.ids import HostId, JobId
 from covey.core.metrics import Distribution
 from plugins.facts import JobPlaced, JobUnplaced, StepTimed
 from plugins.gossiped import GpusNow
+from plugins.scheduler.machine.books.job_record import ended_as
 from plugins.scheduler.machine.log.job_table import JobTable
 from plugins.scheduler.messages.commands import Attained, open_command
+from plugins.scheduler.messages.spec import JobSpec
 from plugins.scheduler.policy.settings import SchedulerSettings
 from plugins.scheduler.service import views
 from plugins.scheduler.service.job_waits import JobWaits
@@ -181,6 +183,17 @@ async def test_a_job_past_its_time_limit_is_stopped_and_failed(rack: Rack) -> No
     await until(lambda: rack.job("j1").state == "failed")
     assert rack.job("j1").reason == "it reached its time limit of 20 s"
     assert rack.job("j1").ending.exit_code == 143
+    await submit(rack, workers=2, time_limit_s=40, signal_before_s=30, grace_s=3)
+    await until(lambda: rack.job("j2").state == "failed")
+    assert rack.job("j2").reason == "30 s before its time limit of 40 s it was asked to end"
+    assert 10.0 <= rack.job("j2").ran_s(0.0) <= 12.0 and ended_as(rack.job("j2")) == "timeout"
+    graces = {grace_s for host in rack.hosts.values() for job, _, grace_s in host.runner.graces if job == "j2"}
+    assert graces == {30.0}, "what is left is killed at the limit"
+    await submit(rack, workers=2, time_limit_s=400, signal_before_s=30, grace_s=3)
+    await until(lambda: rack.job("j3").state == "running")
+    await rack["gpu1"].call("cancel", id="j3")
+    await until(lambda: rack.job("j3").over)
+    assert {grace_s for host in rack.hosts.values() for job, _, grace_s in host.runner.graces if job == "j3"} == {3.0}
 
 
 @on_a_rack()
@@ -387,7 +400,8 @@ def test_what_a_log_that_is_read_again_tells_is_not_timed_again(behind: bool) ->
         SimpleNamespace(submitted_rack_s=1.0, started_rack_s=None),
         SimpleNamespace(coordinator="h1", epoch=1),
     )
-    job = SimpleNamespace(id=JobId("j1"), over=False, times=times, grant=grant, state="placing", placed=False)
+    more = {"task": None, "spec": JobSpec.parse({"argv": ["x"]})}
+    job = SimpleNamespace(id=JobId("j1"), over=False, times=times, grant=grant, state="placing", placed=False, **more)
     waits = JobWaits(HostId("h1"), cast(JobTable, SimpleNamespace(jobs={job.id: job})))
     waits.look([job.id], 10.0, behind)
     assert waits.longest_s(4.0) == 3.0

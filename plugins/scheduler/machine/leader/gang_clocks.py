@@ -205,7 +205,8 @@ class PoolClocks:
         """Take in the job as it is now."""
         if self.patience_s is None:
             return
-        if not job.counts or not job.spec.gpus:
+        held = job.state == "queued" and not job.may_start
+        if not job.counts or not job.spec.gpus or held:
             self.drop(job.id)
             return
         pool = job.spec.tenant if self.queue.has_quota(job.spec.tenant) else None

@@ -22,6 +22,7 @@ from plugins.scheduler.machine.leader.draining import Draining
 from plugins.scheduler.machine.leader.elastic import Elastic
 from plugins.scheduler.machine.leader.firm_jobs import FirmJobs, JobRun, loses
 from plugins.scheduler.machine.leader.gang_clocks import PoolClocks
+from plugins.scheduler.machine.leader.held_back import HeldBack
 from plugins.scheduler.machine.leader.leases import Leases
 from plugins.scheduler.machine.leader.run_queues import RunQueues
 from plugins.scheduler.machine.leader.shared_capacity import SharedCapacity, SharedGpus, Sharing
@@ -152,6 +153,7 @@ class Leader:
         self.leases = Leases(self.queue, self.terms)
         self.draining, self.defragmenting = Draining(self.queue), Defragmenting(self.queue)
         self.elastic = Elastic(self.queue, self.settings)
+        self.held_back = HeldBack(self.queue)
         self.failures: dict[JobId, int] = {}
         self.retry_at: dict[JobId, float] = {}
         self.clock_s = 0.0
@@ -193,22 +195,24 @@ class Leader:
         for id in settled:
             self.run_queues.drop(id)
         moved = self._moved(settled, event.wall_s, now_s)
-        starts = self._order(settled, event.wall_s, now_s) if not moved and not promoted else []
-        calm = self.roll.elastic and not (moved or starts or about)
+        free = self.held_back.commands(event.wall_s, now_s)
+        may_start = not (moved or promoted or free)  # what waits no longer has its place in the next look
+        starts = self._order(settled, event.wall_s, now_s) if may_start else []
+        calm = self.roll.elastic and not (moved or starts or about or free)
         elastic = self.roll.by_age(self.roll.elastic) if calm else []
         grows = self.elastic.commands(elastic, self.capacity, event.wall_s, now_s)
         for id in settled:
             self._entry(self.queue.jobs[id])
         commands: list[Command] = [*self._initial_quotas(event.wall_s), *self.elapsed(event.wall_s, now_s)]
         commands += [*self._shorter_leases(event, now_s), *about]
-        return [ProposeCommand(command) for command in [*commands, *moved, *starts, *grows]]
+        return [ProposeCommand(command) for command in [*commands, *moved, *free, *starts, *grows]]
 
     def wakes_s(self) -> float | None:
         """When the leader decides something even if nothing happens until then; None: only when something happens.
         Leases and hosts that are gone are left out: agents look every second."""
         closes_s = self.stops.next_s()
-        closes = [] if closes_s is None else [closes_s]
-        return min([*self.waits.next_s(), *self.pools.next_s(), *closes, *self.retry_at.values()], default=None)
+        times = [*self.waits.next_s(), *self.pools.next_s(), *self.held_back.next_s(), *self.retry_at.values()]
+        return min([*times, *([] if closes_s is None else [closes_s])], default=None)
 
     def check(self) -> None:
         """Raise AssertionError when unknown jobs are remembered, or when what is kept up to date is not what there is.
@@ -310,6 +314,7 @@ class Leader:
             self.retry_at[id] = now_s + RETRY_S[min(failures, len(RETRY_S)) - 1]
         if failures or id in self.failures:
             self.failures[id] = failures
+        self.held_back.put(job)
         self.roll.put(job)
         self.capacity.put(job)
         self.pools.put(job)
@@ -319,6 +324,7 @@ class Leader:
         for remembered in (self.placing_since, self.seeking_since, self.failures, self.retry_at, self.away):
             remembered.pop(id, None)
         self.waits.drop(id)
+        self.held_back.drop(id)
         self.roll.drop(id)
         self.capacity.drop(id)
         self.pools.drop(id)
@@ -332,7 +338,8 @@ class Leader:
         open_hosts = eligible.open_to(job.spec, self.capacity.totals, self.drained)
         if job.state == "running" and any(at.host not in open_hosts for at in job.awaited):
             self.away[job.id] = None
-        if job.state == "stopping" or job.id in self.away or job.id in self.retry_at:
+        waits = job.state == "queued" and not job.may_start
+        if job.state == "stopping" or waits or job.id in self.away or job.id in self.retry_at:
             self.run_queues.drop(job.id)
         else:
             self.run_queues.put(job, self.queue.has_quota(job.spec.tenant), job.number in self.stops.firm)

@@ -34,7 +34,7 @@ class StarvationTimers:
     def put(self, job: Job, now_s: float, known_s: float) -> None:
         """Take in the job as it is now. `known_s`: seconds for which it waits, if nothing is remembered of it."""
         self._settle(job.id, job.spec.tenant)
-        if job.state not in ("queued", "placing"):
+        if not job.may_start and job.state != "placing":
             self.since.pop(job.id, None)
             return
         since_s = self.since.setdefault(job.id, now_s - max(0.0, known_s))
@@ -68,7 +68,7 @@ class StarvationTimers:
         for id in _due(self._promotions, now_s):
             job = self.queue.jobs.get(id)
             after_s = self._promoted_after(job) if job is not None and id in self.since else None
-            if job is None or job.state != "queued" or after_s is None:
+            if job is None or not job.may_start or after_s is None:
                 continue
             if now_s - self.since[id] >= after_s:
                 self._starved[id] = due_second(self.since[id], after_s)
@@ -81,7 +81,7 @@ class StarvationTimers:
         late_s = self.settings.demote_after_s
         for id in _due(self._demotions, now_s) if late_s is not None else ():
             job = self.queue.jobs.get(id)
-            if job is None or job.state != "queued" or id not in self.since:
+            if job is None or not job.may_start or id not in self.since:
                 continue
             if classes.is_late(job.job_class, now_s - self.since[id], late_s):
                 self._late.setdefault(job.spec.tenant, {})[id] = None

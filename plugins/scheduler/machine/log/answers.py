@@ -8,10 +8,10 @@ from plugins.scheduler.machine.log.beside import guaranteed_on
 from plugins.scheduler.machine.log.jobs import Job
 from plugins.scheduler.messages.commands import (
     AboutJob,
+    AboutWaiting,
     Applied,
     Arranged,
     Attained,
-    CancelAsked,
     Command,
     Elapsed,
     HostDrained,
@@ -51,7 +51,7 @@ def unknown(job: JobId, was: bool) -> NotApplied:
 
 
 def stale(job: Job, command: AboutJob) -> NotApplied:
-    epoch = None if isinstance(command, CancelAsked) else command.epoch
+    epoch = None if isinstance(command, AboutWaiting) else command.epoch
     why = f"the command is about epoch {epoch}; the job is {job.state} under epoch {job.grant.epoch}"
     return NotApplied(4, f"{job.id} was not changed", why, f"see agentctl why {job.id}")
 
@@ -59,6 +59,15 @@ def stale(job: Job, command: AboutJob) -> NotApplied:
 def over_quota(job: Job, used: int, quota: int, done: str) -> NotApplied:
     why = f"tenant {job.spec.tenant} holds {used} of {explain.gpus(quota)}"
     return NotApplied(4, f"{job.id} was not {done}", why, "wait until one of its jobs ends")
+
+
+def not_free(job: Job) -> NotApplied:
+    """The answer to a grant of a job that may not start yet."""
+    return NotApplied(4, f"{job.id} was not granted", "it is held, an array, or waits for other jobs", "none: it waits")
+
+
+def not_changed(job: Job, why: str, next: str) -> NotApplied:
+    return NotApplied(4, f"{job.id} was not changed", why, next)
 
 
 def not_alone(job: Job, host: HostId, gpu: str, other: JobId) -> NotApplied:

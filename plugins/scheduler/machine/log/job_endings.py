@@ -12,8 +12,19 @@ from covey.tensors.owner.leaving import who
 from covey.wire.job import GoneRank
 from plugins.scheduler.machine.log import replacing
 from plugins.scheduler.machine.log.job_table import ENDED_MAX, JobTable
-from plugins.scheduler.machine.log.jobs import HOLDING, TRANSITIONS, After, Cause, FirstFailure, Job, JobEnding, State
+from plugins.scheduler.machine.log.jobs import (
+    HOLDING,
+    TRANSITIONS,
+    After,
+    Cause,
+    FirstFailure,
+    Job,
+    JobEnding,
+    State,
+    StopCause,
+)
 from plugins.scheduler.machine.log.kept_bytes import ENDED_BYTES_MAX
+from plugins.scheduler.machine.log.waiting import array_tasks, dependents
 from plugins.scheduler.messages.commands import (
     Applied,
     CancelAsked,
@@ -30,6 +41,16 @@ HARMS_MAX = 16
 """The number of guaranteed jobs, the newest, that one opportunistic job is known to harm."""
 CAUSES: Mapping[str, Cause] = {"preempted": "preempted", "unfit": "unfit"}
 """Why a running job was taken back, where that was not for a lost host."""
+LOST_TO: Mapping[StopCause, str] = {
+    "preempted": "preempted",
+    "unfit": "preempted",
+    "host lost": "failed",
+    "failed": "failed",
+    "time limit": "failed",
+    "requeued": "preempted",
+}
+"""To what the time since the newest checkpoint is lost (`machine/log/bills.py`), by why the ranks were told to stop; a
+job that asks to be started again, or is cancelled, loses none."""
 
 
 def ranks_reported(queue: JobTable, job: Job, command: RanksReported) -> Result:
@@ -161,12 +182,14 @@ def cancel_asked(queue: JobTable, job: Job, command: CancelAsked) -> Result:
     if job.state in ("queued", "placing"):
         end(queue, job, "cancelled", f"cancelled {by} before it started", command.wall_s, explain.EXIT_CANCELLED)
     elif job.state == "running" or (job.state == "stopping" and job.ending.after == "queued"):
-        stop(queue, job, "cancelled", f"cancelled {by}")
+        stop(queue, job, "cancelled", f"cancelled {by}", "cancelled")
     return Applied(job.id)
 
 
 def time_limit_reached(queue: JobTable, job: Job) -> Result:
-    stop(queue, job, "failed", f"it reached its time limit of {job.spec.time_limit_s or 0:g} s")
+    limit, before = f"its time limit of {job.spec.time_limit_s or 0:g} s", job.spec.signal_before_s
+    why = f"{before:g} s before {limit} it was asked to end" if before else f"it reached {limit}"
+    stop(queue, job, "failed", why, "time limit")
     return Applied(job.id)
 
 
@@ -203,12 +226,14 @@ def again(queue: JobTable, job: Job, cause: Cause, said: str) -> None:
     """Stop the job for this cause, which is counted, and queue it again unless that happened too often."""
     count, allowed = job.happened(cause)
     if allowed is None or count <= allowed:
-        stop(queue, job, "queued", said)
+        stop(queue, job, "queued", said, cause)
     else:
-        stop(queue, job, "failed", f"{said}{explain.too_often(cause, count, allowed)}")
+        stop(queue, job, "failed", f"{said}{explain.too_often(cause, count, allowed)}", cause)
 
 
-def stop(queue: JobTable, job: Job, after: After, reason: str) -> None:
+def stop(queue: JobTable, job: Job, after: After, reason: str, cause: StopCause) -> None:
+    job.bill.stopping(job.attained_gpu_s, queue.rack_s)
+    job.ending.cause = cause
     job.ending.lost = (*job.ending.lost, *job.healing.missing)
     replacing.whole_again(job)
     job.ending.after = after
@@ -226,7 +251,10 @@ def end_when_all_reported(queue: JobTable, job: Job, wall_s: float) -> None:
     if start.step_s is not None and as_it_began:  # else it stepped on more hosts, or with more processes, too
         queue.models.saw_steps(job.spec, len(start.places), start.step_s)
     codes = [code for reported in ending.codes.values() for code in reported.values()]
-    if (not ending.lost and not ending.asked and not any(codes)) or ending.after is None:
+    done = (not ending.lost and not ending.asked and not any(codes)) or ending.after is None
+    lost_to = "" if done else LOST_TO.get(ending.cause, "")
+    job.bill.end(lost_to, job.tally.attempt > 1, job.attained_gpu_s, queue.rack_s)
+    if done or ending.after is None:
         end(queue, job, "done", f"{all_ranks(job.spec.world_size)} exited with 0", wall_s, 0)
         return
     unblamed = explain.EXIT_LOST if ending.lost else explain.EXIT_CANCELLED
@@ -255,9 +283,17 @@ def end(queue: JobTable, job: Job, state: State, reason: str, wall_s: float, cod
     enter(queue, job, state, state, reason)
     queue.ended.append(job.id)
     queue.kept_bytes.over(job)
+    for after in job.holds.after:
+        queue.dependents.get(dependents.parts_of(after)[1], {}).pop(job.id, None)
+    dependents.told(queue, job)
+    if (whole := array_tasks.task_over(queue, job)) is not None:
+        end(queue, whole.array, whole.state, whole.reason, wall_s, whole.code)
     while len(queue.ended) > ENDED_MAX or queue.kept_bytes.ended > ENDED_BYTES_MAX:
         gone = queue.jobs.pop(queue.ended.pop(0))
-        del queue.keys[gone.key]
+        queue.drop(gone)
+        queue.keys.pop(gone.key, None)
+        if gone.task is not None:
+            queue.tasks.pop((gone.task.array, gone.task.index), None)
         queue.kept_bytes.forgotten(gone.id)
 
 

@@ -39,7 +39,7 @@ class JobIndex:
         id, spec = job.id, job.spec
         hosts = tuple(place.host for place in job.awaited)
         coordinator = job.grant.coordinator if job.state == "placing" else None
-        limit_s = spec.time_limit_s
+        limit_s = spec.runs_for_s
         demoted = job.state == "running" and job.priority.demoted is not None and not job.counts
         if job.state == "placing":
             self.placing[id] = None

@@ -7,9 +7,10 @@ from plugins.scheduler.machine.log import answers
 from plugins.scheduler.machine.log.beside import beside, guaranteed_beside
 from plugins.scheduler.machine.log.job_endings import enter
 from plugins.scheduler.machine.log.job_table import JobTable
-from plugins.scheduler.machine.log.jobs import Job, JobStart, JobTimes
+from plugins.scheduler.machine.log.jobs import Job, JobArray, JobStart, JobTimes
 from plugins.scheduler.machine.log.kept_bytes import LIVE_BYTES_MAX, USER_PART, Live, size_of
 from plugins.scheduler.machine.log.replacing_jobs import not_replaced
+from plugins.scheduler.machine.log.waiting import dependents
 from plugins.scheduler.messages.commands import (
     Applied,
     Demoted,
@@ -22,7 +23,7 @@ from plugins.scheduler.messages.commands import (
     Result,
     Submitted,
 )
-from plugins.scheduler.messages.spec import JobSpec
+from plugins.scheduler.messages.spec import JobSpec, SealedEnv
 from plugins.scheduler.policy import classes, explain
 from plugins.scheduler.policy.carrying import first_carried
 
@@ -36,35 +37,51 @@ def submitted(queue: JobTable, command: Submitted) -> Result:
     if command.key in queue.keys:
         return Applied(queue.keys[command.key])
     spec = command.spec
-    if len(queue.jobs) - len(queue.ended) >= LIVE_MAX:
-        why = f"{LIVE_MAX} jobs wait or run already, which is the limit"
-        next = "wait until some end (agentctl jobs), then submit again"
-        return NotApplied(4, f"{spec.name} was not accepted", why, next)
-    live, size = queue.kept_bytes.live, size_of(spec)
-    if live + size > LIVE_BYTES_MAX:
-        why = f"its {size} bytes and the {live} of the jobs that wait or run exceed the log's limit of {LIVE_BYTES_MAX}"
-        next = "submit with less environment and fewer arguments (--no-env), or wait until some jobs end"
-        return NotApplied(4, f"{spec.name} was not accepted", why, next)
-    if too_many := _of_one_user(queue, spec, size):
-        return too_many
+    if no_room := no_room_for(queue, spec):
+        return no_room
+    if unknown := dependents.refusal(queue, spec):
+        return unknown
     never = explain.over_quota(spec, queue.quota(spec.tenant), command.may_demote)
     if never is not None:
         return NotApplied(never.code, never.what, never.why, never.next)
     queue.next_number = max(queue.next_number, command.numbers)
+    job = added(queue, command.key, spec, command.env, JobTimes(command.wall_s, submitted_rack_s=queue.rack_s))
+    job.array = JobArray() if spec.array else None
+    job.holds.begin_wall_s = spec.begin_wall_s
+    by = f", by {command.by}" if command.by else ""
+    queue.models.time_passed(command.wall_s)
+    queue.say(job, "submitted", f"{spec.called} of tenant {spec.tenant}, {spec.job_class}: {explain.asks(spec)}{by}")
+    dependents.follow(queue, job)
+    if spec.hold and not job.holds.held:
+        job.holds.held = f"it was submitted so{by}"
+    return Applied(job.id)
+
+
+def added(queue: JobTable, key: str, spec: JobSpec, env: SealedEnv | None, times: JobTimes) -> Job:
+    """A new job of the log, queued."""
     id = JobId(f"j{queue.next_number}")
-    times = JobTimes(submitted_wall_s=command.wall_s, submitted_rack_s=queue.rack_s)
-    job = Job(id=id, number=queue.next_number, key=command.key, spec=spec, env=command.env, times=times)
+    job = Job(id=id, number=queue.next_number, key=key, spec=spec, env=env, times=times)
     job.priority.queued_s = queue.clock_s
     queue.next_number += 1
-    queue.models.time_passed(command.wall_s)
     queue.jobs[id] = job
-    queue.keys[command.key] = id
+    if key:
+        queue.keys[key] = id
     queue.kept_bytes.submitted(job)
-    workers = explain.workers(spec)
-    asks = f"{workers} x {explain.gpus(spec.gpus_per_worker)}" if spec.gpus else f"{workers} without GPUs"
-    by = f", by {command.by}" if command.by else ""
-    queue.say(job, "submitted", f"{spec.name} of tenant {spec.tenant}, {spec.job_class}: {asks}{by}")
-    return Applied(id)
+    return job
+
+
+def no_room_for(queue: JobTable, spec: JobSpec) -> NotApplied | None:
+    """Why the log takes no more jobs like this one now; None: it does."""
+    if len(queue.jobs) - len(queue.ended) >= LIVE_MAX:
+        why = f"{LIVE_MAX} jobs wait or run already, which is the limit"
+        next = "wait until some end (agentctl jobs), then submit again"
+        return NotApplied(4, f"{spec.called} was not accepted", why, next)
+    live, size = queue.kept_bytes.live, size_of(spec)
+    if live + size > LIVE_BYTES_MAX:
+        why = f"its {size} bytes and the {live} of the jobs that wait or run exceed the log's limit of {LIVE_BYTES_MAX}"
+        next = "submit with less environment and fewer arguments (--no-env), or wait until some jobs end"
+        return NotApplied(4, f"{spec.called} was not accepted", why, next)
+    return _of_one_user(queue, spec, size)
 
 
 def _of_one_user(queue: JobTable, spec: JobSpec, size: int) -> NotApplied | None:
@@ -76,10 +93,12 @@ def _of_one_user(queue: JobTable, spec: JobSpec, size: int) -> NotApplied | None
     if mine.jobs < LIVE_MAX // USER_PART and mine.bytes + size <= LIVE_BYTES_MAX // USER_PART:
         return None
     why = f"{mine.jobs} jobs of {user}, {mine.bytes} bytes, wait or run, and a user may have 1/{USER_PART} of the log"
-    return NotApplied(4, f"{spec.name} was not accepted", why, "wait until some end (agentctl jobs), or cancel some")
+    return NotApplied(4, f"{spec.called} was not accepted", why, "wait until some end (agentctl jobs), or cancel some")
 
 
 def granted(queue: JobTable, job: Job, command: Granted) -> Result:
+    if not job.may_start:
+        return answers.not_free(job)
     quota = queue.quota(job.spec.tenant)
     if job.counts and quota is not None and queue.used(job.spec.tenant) + job.spec.gpus > quota:
         return answers.over_quota(job, queue.used(job.spec.tenant), quota, "granted")
@@ -107,6 +126,7 @@ def placed(queue: JobTable, job: Job, command: Placed) -> Result:
     job.grant.index = queue.index
     job.times.began_rack_s = queue.rack_s if spec.elastic else None
     job.tally.attempt += 1
+    job.bill.begin(job.attained_gpu_s, queue.rack_s)
     job.tally.place_failures = 0
     job.priority.waited_s += max(0.0, queue.clock_s - job.priority.queued_s)
     job.priority.first = queue.index if job.priority.first is None else job.priority.first

@@ -4,6 +4,7 @@ Only commands of the log change it; `machine/log/queue.py` applies them.
 """
 
 import weakref
+from collections import Counter, deque
 from collections.abc import Iterable
 
 import msgspec
@@ -12,9 +13,10 @@ from covey.core.events import LogEvent
 from covey.core.ids import HostId, JobId
 from covey.core.version import VERSION, is_newer
 from plugins.facts import Place
-from plugins.scheduler.machine.log.jobs import HOLDING, Job
+from plugins.scheduler.machine.log.jobs import HOLDING, OVER, Job
 from plugins.scheduler.machine.log.kept_bytes import KeptBytes
 from plugins.scheduler.machine.log.models import Models, StepHistory, model_of
+from plugins.scheduler.messages.arrays import tasks_of
 from plugins.scheduler.policy.eligible import Drain, leaves
 from plugins.scheduler.policy.shared import device_of
 
@@ -72,6 +74,8 @@ class QueueState(SnapshotHead, frozen=True):
     """Hosts that will never come back, and the latest boot that is meant, in the order in which somebody said so."""
 
 
+UNSEEN_MAX = 10_000
+"""The most ended jobs that are kept until somebody looks though the log has forgotten them: as many as may wait."""
 FEED_MAX = 200_000
 """The most changes that wait to be read; beyond that, reading all jobs costs no more than reading the changes."""
 
@@ -146,13 +150,25 @@ class JobTable:
         """Hosts where no rank starts, drained or cordoned. The mapping is replaced whole whenever it changes."""
         self.notes: list[LogEvent] = []
         """Events of the command that is being applied."""
+        self.woken: dict[JobId, None] = {}
+        """Jobs that the command that is being applied changes, beside those that it names."""
         self._changed: dict[JobId, None] = {}
+        self._unseen: deque[Job] = deque(maxlen=UNSEEN_MAX)
         self._feeds: weakref.WeakSet[Feed] = weakref.WeakSet()
         self.rebuild()
 
     def rebuild(self) -> None:
         """Compute what follows from the rest: keys, usage per tenant, and who holds which GPU."""
-        self.keys: dict[str, JobId] = {job.key: job.id for job in self.jobs.values()}
+        self.keys: dict[str, JobId] = {job.key: job.id for job in self.jobs.values() if job.key}
+        self.tasks: dict[tuple[JobId, int], JobId] = {
+            (job.task.array, job.task.index): job.id for job in self.jobs.values() if job.task is not None
+        }
+        """The jobs that tasks of arrays became: by array and index."""
+        self.dependents: dict[JobId, dict[JobId, None]] = {}
+        """A job that is not over -> the jobs that wait for its end."""
+        for job in self.live():
+            for after in job.holds.after:
+                self.dependents.setdefault(JobId(after.partition(":")[2]), {})[job.id] = None
         self.kept_bytes = KeptBytes(self.jobs.values())
         self.holders: dict[HostId, dict[str, JobId]] = {}
         self._used: dict[str, int] = {}
@@ -164,6 +180,7 @@ class JobTable:
                 self._add(job, 1)
             for place in job.awaited:
                 self.hold(job, place)
+            job.bill.only({f"{place.host} {gpu}" for place in job.awaited for gpu in place.gpus}, self.rack_s)
 
     # ---- reading ----
 
@@ -226,6 +243,17 @@ class JobTable:
         self._changed = {}
         return found
 
+    def drop(self, job: Job) -> None:
+        """Keep an ended job that is forgotten for whoever has not looked since it ended."""
+        if job.id in self._changed:
+            self._unseen.append(job)
+
+    def unseen(self) -> list[Job]:
+        """Jobs that ended and were forgotten since the last call of `changed`, or the newest of them."""
+        found = list(self._unseen)
+        self._unseen.clear()
+        return found
+
     def follow(self) -> Feed:
         """A feed of every change from now on, for as long as the caller holds it."""
         feed = Feed()
@@ -237,6 +265,11 @@ class JobTable:
     def touch(self, job: Job) -> None:
         """Note that the job's state, or what it asks for, changed: `changed` names it."""
         self._changed[job.id] = None
+
+    def wake(self, job: Job) -> None:
+        """Note that a command about another job changed this one."""
+        self.touch(job)
+        self.woken[job.id] = None
 
     def tell_feeds(self, jobs: Iterable[JobId]) -> None:
         """Tell all feeds that these jobs changed."""
@@ -264,7 +297,8 @@ class JobTable:
         self._trim_overshoot()
 
     def hold(self, job: Job, place: Place) -> None:
-        """Give the GPUs of this place to the job."""
+        """Give the GPUs of this place to the job, which pays for them from now on."""
+        job.bill.hold(place, job.attained_gpu_s, self.rack_s)
         self.holders.setdefault(place.host, {}).update(dict.fromkeys(place.gpus, job.id))
 
     def give_back(self, job: Job) -> None:
@@ -304,6 +338,7 @@ class JobTable:
         for gpu in gpus:
             if held.get(gpu) == job.id:
                 del held[gpu]
+                job.bill.release(host, gpu, self.rack_s)
         if not held:
             self.holders.pop(host, None)
 
@@ -371,6 +406,7 @@ class JobTable:
                 f"{job.id} was placed, and nobody knows how many tables it has"
             )
             self._check_carried(job)
+            self._check_holds(job)
             owners = {host for host in job.start.owners if host}
             assert len(job.start.owners) in (0, job.start.tables), f"{job.id} has {len(job.start.owners)} owners"
             assert not owners or job.spec.elastic, f"{job.id} is not elastic, and its tables are to be on {owners}"
@@ -388,6 +424,9 @@ class JobTable:
             )
         assert used == self._used, f"usage {self._used} is not {used}"
         assert holders == {(h, g): j for h, held in self.holders.items() for g, j in held.items()}
+        holds = Counter(holders.values())
+        for job in self.jobs.values():
+            job.bill.check(holds[job.id])
         for tenant, count in used.items():
             quota = self.quota(tenant)
             allowed = None if quota is None else max(quota, self.overshoot.get(tenant, 0))
@@ -401,6 +440,28 @@ class JobTable:
             gang = self.jobs[self.keeper]
             assert gang.state in ("queued", "placing") and gang.counts, f"{gang.id} keeps GPUs and is {gang.state}"
             assert 0 < sum(self.kept.values()) <= gang.spec.gpus
+
+    def _check_holds(self, job: Job) -> None:
+        """Raise AssertionError when a job started that had to wait, or an array has other tasks than it knows."""
+        assert job.is_free or job.state not in ("placing", "running"), f"{job.id} is {job.state}, and was to wait"
+        waits = {JobId(after.partition(":")[2]) for after in job.holds.after}
+        for id in waits if not job.over else ():
+            other = self.jobs.get(id)
+            assert other is not None and not other.over, f"{job.id} waits for {id}, which is over"
+            assert job.id in self.dependents.get(id, {}), f"nobody tells {job.id} of the end of {id}"
+        if job.task is not None:
+            array = self.jobs.get(job.task.array)
+            assert job.over or (array is not None and array.array is not None), f"{job.id} is a task of no array"
+        if job.array is None:
+            return
+        record, tasks = job.array, tasks_of(job.spec.array)
+        assert job.state in ("queued", *OVER), f"{job.id} is an array, and {job.state}"
+        live = {each.task.index: each.id for each in self.live() if each.task is not None and each.task.array == job.id}
+        assert live == record.live, f"{job.id} has tasks {live}, and knows {record.live}"
+        assert len(live) <= tasks.at_once, f"{len(live)} tasks of {job.id} are begun, and {tasks.at_once} may be"
+        counted = record.done + record.failed + record.cancelled + len(live)
+        assert record.begun <= tasks.count and counted <= tasks.count, f"{job.id} counts {counted} of {tasks.count}"
+        assert not job.over or not live, f"{job.id} is over, and has tasks"
 
     @staticmethod
     def _check_carried(job: Job) -> None:

@@ -14,6 +14,7 @@ from covey.core.ids import HostId, JobId
 from covey.core.transitions import StateTable
 from covey.wire.job import GoneRank
 from plugins.facts import Place, SavedAt, StepTiming
+from plugins.scheduler.machine.log.bills import JobBill
 from plugins.scheduler.messages.spec import JobClass, JobSpec, SealedEnv
 from plugins.scheduler.policy.order import Row, queue_of
 
@@ -25,6 +26,8 @@ follow from that."""
 After = Literal["queued", "failed", "cancelled"]
 Cause = Literal["preempted", "host lost", "exit 75", "failed", "unfit"]
 """Why a job that ran is to run again: each cause is counted by itself, and has a limit of its own."""
+StopCause = Literal["", Cause, "time limit", "cancelled", "requeued"]
+"""Why a job's ranks are told to stop; empty: they are not, or an older version did not say."""
 STATES: tuple[State, ...] = get_args(State)
 """All states, in the order in which a job passes through them."""
 HOLDING: tuple[State, ...] = get_args(Holding)
@@ -37,6 +40,8 @@ TRANSITIONS: StateTable[State] = StateTable(
         "queued": {
             "placing": "the leader grants it GPUs of its tenant's quota and names its coordinator",
             "cancelled": "it is cancelled",
+            "done": "it is an array, and none of its tasks failed",
+            "failed": "it is an array, and some of its tasks failed",
         },
         "placing": {
             "running": "its coordinator reserved GPUs for every worker",
@@ -126,6 +131,50 @@ class JobPriority(msgspec.Struct):
     """The log's clock (`JobTable.clock_s`) when the present wait began."""
     waited_s: float = 0.0
     """Seconds of the waits before the present one, since the job's last promotion."""
+    turn: int | None = None
+    """The number in whose place the job is in the order of admission; None: its own."""
+
+
+class JobHolds(msgspec.Struct):
+    """What keeps a queued job from starting, beside GPUs."""
+
+    held: str = ""
+    """Why it is held until somebody releases it, in words; empty: it is not."""
+    after: tuple[str, ...] = ()
+    """The jobs that it still waits for (`JobSpec.after`)."""
+    begin_wall_s: float | None = None
+    """The time that it still waits for (`JobSpec.begin_wall_s`)."""
+    ended: dict[JobId, str] = {}
+    """How each job ended that it waited for: `done`, `failed 3` with its exit code."""
+
+
+class JobArray(msgspec.Struct):
+    """How far an array is."""
+
+    begun: int = 0
+    """The number of tasks that began or were passed over, in their order."""
+    live: dict[int, JobId] = {}
+    """Index -> the job of each task that has begun and not ended."""
+    left_out: tuple[tuple[int, int], ...] = ()
+    """Tasks that are never to begin, by their places in that order."""
+    closed: str = ""
+    """Why no more tasks begin, in words; empty: they do."""
+    done: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    failed_tasks: tuple[int, ...] = ()
+    """The first of them, by index."""
+    code: int = 0
+    """The exit code of the first that failed."""
+
+
+class JobTask(msgspec.Struct, frozen=True):
+    """Which task of which array a job is."""
+
+    array: JobId
+    index: int
+    tasks: str
+    """The tasks of that array, as it was submitted."""
 
 
 class JobGrant(msgspec.Struct):
@@ -184,6 +233,8 @@ class JobEnding(msgspec.Struct):
     bytes; 0: it did not."""
     exit_code: int | None = None
     """The exit code of a job that is over."""
+    cause: StopCause = ""
+    """Why it was told to stop."""
 
 
 class SureStart(msgspec.Struct, frozen=True):
@@ -279,6 +330,27 @@ class Job(msgspec.Struct, kw_only=True):
     ending: JobEnding = msgspec.field(default_factory=JobEnding)
     healing: JobHealing = msgspec.field(default_factory=JobHealing)
     measured: JobMeasured = msgspec.field(default_factory=JobMeasured)
+    holds: JobHolds = msgspec.field(default_factory=JobHolds)
+    bill: JobBill = msgspec.field(default_factory=JobBill)
+    array: JobArray | None = None
+    """How far its tasks are; None: it is no array."""
+    task: JobTask | None = None
+    """Which task it is; None: of no array."""
+
+    @property
+    def is_free(self) -> bool:
+        """Whether nothing but GPUs, quota and order keeps it from starting, or tasks of it from beginning."""
+        return not self.holds.held and not self.holds.after and self.holds.begin_wall_s is None
+
+    @property
+    def may_start(self) -> bool:
+        """Whether the job waits for GPUs, quota and order alone."""
+        return self.state == "queued" and self.array is None and self.is_free
+
+    @property
+    def turn(self) -> int:
+        """The job's place in the order of admission."""
+        return self.number if self.priority.turn is None else self.priority.turn
 
     @property
     def attained_gpu_s(self) -> float:
@@ -297,6 +369,13 @@ class Job(msgspec.Struct, kw_only=True):
         if not self.spec.elastic:
             return max(0.0, self.attained_gpu_s - self.priority.base_gpu_s) / self.spec.width
         return max(0.0, self.ran_s(rack_s) - self.priority.base_ran_s)
+
+    @property
+    def grace_s(self) -> float:
+        """Seconds between SIGTERM and SIGKILL of ranks that are told to stop now: up to its time limit for a job that
+        is warned of it."""
+        warned = self.ending.cause == "time limit" and self.spec.signal_before_s
+        return self.spec.signal_before_s if warned else self.spec.grace_s
 
     @property
     def job_class(self) -> JobClass:
@@ -456,7 +535,7 @@ def row_of(job: Job, thresholds: tuple[float, ...]) -> Row:
         tenant=job.spec.tenant,
         job_class=job.job_class,
         gpus=job.spec.gpus,
-        submitted=job.number,
+        submitted=job.turn,
         attained_gpu_s=attained,
         running=job.state in HOLDING,
         first=job.priority.first,

@@ -51,6 +51,13 @@ class KeptBytes:
         self.live += size
         self._count(job, 1, size)
 
+    def changed(self, job: Job) -> None:
+        """Count a live job whose spec is another one now."""
+        size = size_of(job.spec)
+        more, self._sizes[job.id] = size - self._sizes[job.id], size
+        self.live += more
+        self._count(job, 0, more)
+
     def over(self, job: Job) -> None:
         """Count a job as ended; its spec may have become shorter."""
         self.live -= self._sizes[job.id]

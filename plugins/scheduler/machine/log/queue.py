@@ -28,19 +28,23 @@ from plugins.scheduler.machine.log import (
     replacing_jobs,
     tenants,
 )
+from plugins.scheduler.machine.log.asked import holds, tasks, turns
 from plugins.scheduler.machine.log.job_table import DRAINED_MAX, FORGOTTEN_MAX, JobTable
 from plugins.scheduler.machine.log.jobs import HOLDING, Job, State
 from plugins.scheduler.messages.commands import (
     AboutJob,
+    AboutWaiting,
     Applied,
     Arranged,
     Attained,
+    BeginReached,
     CancelAsked,
     Command,
     Demoted,
     Elapsed,
     GpusKept,
     Granted,
+    HoldAsked,
     HostDrained,
     HostForgotten,
     Leads,
@@ -49,17 +53,22 @@ from plugins.scheduler.messages.commands import (
     Placed,
     PlaceFailed,
     PlacesLost,
+    PriorityAsked,
     Promoted,
     QuotaSet,
     RanksDone,
     RanksReported,
+    ReleaseAsked,
     Replaced,
+    RequeueAsked,
     Result,
     ScaleAsked,
     Submitted,
     TakenBack,
+    TaskBegun,
     TenantSet,
     TimeLimitReached,
+    TimeLimitSet,
     TuneAsked,
     Upgraded,
 )
@@ -91,9 +100,9 @@ def apply(queue: JobTable, index: int, command: Command) -> tuple[Result, Sequen
     """Apply the command at `index` of the log. Each change is noted once in the event log of its job."""
     queue.index, queue.rack_s = index, max(queue.rack_s, command.rack_s)
     queue.needs = newest(queue.needs, command.needs)
-    queue.notes = []
+    queue.notes, queue.woken = [], {}
     result = _dispatch(queue, command)
-    queue.tell_feeds(answers.touched(command, result))
+    queue.tell_feeds([*answers.touched(command, result), *queue.woken])
     return result, queue.notes
 
 
@@ -128,8 +137,8 @@ def _dispatch(queue: JobTable, command: Command) -> Result:
 def _about_job(queue: JobTable, job: Job, command: AboutJob) -> Result | None:
     """Apply a command about a job. None: the job is not, or no more, where this command takes it to be, and nothing
     changes."""
-    if isinstance(command, CancelAsked):
-        return job_endings.cancel_asked(queue, job, command)
+    if isinstance(command, AboutWaiting):
+        return _about_waiting(queue, job, command)
     if (
         isinstance(command, Placed)
         and job.placed
@@ -179,6 +188,28 @@ def _about_job(queue: JobTable, job: Job, command: AboutJob) -> Result | None:
             assert_never(command)
 
 
+def _about_waiting(queue: JobTable, job: Job, command: AboutWaiting) -> Result:
+    match command:
+        case CancelAsked():
+            return tasks.cancel_asked(queue, job, command)
+        case HoldAsked():
+            return holds.hold_asked(queue, job, command)
+        case ReleaseAsked():
+            return holds.release_asked(queue, job, command)
+        case RequeueAsked():
+            return holds.requeue_asked(queue, job, command)
+        case PriorityAsked():
+            return turns.priority_asked(queue, job, command)
+        case TimeLimitSet():
+            return holds.time_limit_set(queue, job, command)
+        case BeginReached():
+            return holds.begin_reached(queue, job)
+        case TaskBegun():
+            return tasks.task_begun(queue, job, command)
+        case _:
+            assert_never(command)
+
+
 def _host_drained(queue: JobTable, command: HostDrained) -> Result:
     """Drain or cordon a host, or use it again; a repeated command changes nothing."""
     host, by = command.host, command.by or "a person"
@@ -224,6 +255,10 @@ def _attained(queue: JobTable, command: Attained) -> Result:
         job = queue.jobs.get(id)
         if job is not None and service > job.measured.attained.get(command.host, 0.0):
             job.measured.attained = {**job.measured.attained, command.host: service}
+    for id, use in sorted(command.uses.items()):
+        job = queue.jobs.get(id)
+        if job is not None and job.placed and job.grant.epoch == use.epoch:
+            job.bill.measured(command.host, use)
     for id, (largest, total) in sorted(command.tensors.items()):
         job = queue.jobs.get(id)
         if job is not None and (total, largest) > (job.measured.tensors[1], job.measured.tensors[0]):
@@ -234,6 +269,7 @@ def _attained(queue: JobTable, command: Attained) -> Result:
         if job is not None and (job.measured.saved is None or saved.step > job.measured.saved.step):
             job.measured.saved = saved
             job.measured.saves_at_stop |= job.state == "stopping"
+            job.bill.saved(command.wall_s - saved.wall_s, job.attained_gpu_s, queue.rack_s)
     for id, said in sorted(command.heals.items()):
         if (job := queue.jobs.get(id)) is not None:
             replacing.heals(job, command.host, said)

@@ -2,7 +2,7 @@
 job), to `agentctl gpus`, `hosts` and `jobs`, and to `/metrics`."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 from covey.core.ids import JobId
 from covey.ports.devices import DeviceProcess, Gpu
@@ -37,6 +37,8 @@ class UseWatch:
     def __init__(self, env: Env, reservations: Callable[[], Reservations]) -> None:
         self._env, self._reservations = env, reservations
         self.uses = GpuUses()
+        self.looked: Callable[[Sequence[Gpu], Mapping[str, float | None], float], None] = lambda gpus, use, now_s: None
+        """Is told at each look how much each GPU was in use, 0..1 (None: not known), and when."""
 
     async def keep_looking(self) -> None:
         while True:
@@ -52,7 +54,9 @@ class UseWatch:
             asks = job is None or gpu.uuid in idle or gpu.simulated
             processes = await self._processes(gpu) if asks else None
             rows.append(GpuLook(gpu.uuid, job, use_of(gpu, processes), processes))
-        self.uses.handle(GpusLooked(tuple(rows)), self._env.clock.now_s())
+        now_s = self._env.clock.now_s()
+        self.uses.handle(GpusLooked(tuple(rows)), now_s)
+        self.looked(self._env.probes.gpus(), {row.uuid: row.utilization for row in rows}, now_s)
 
     def held(self) -> dict[str, JobId]:
         """GPU -> a job that holds it or a part of it: the guaranteed one where there is one."""

@@ -57,6 +57,7 @@ from plugins.scheduler.service.ranks.reports import KillsSeen, report_of, with_l
 from plugins.scheduler.service.ranks.step_times import StepTimes
 from plugins.scheduler.service.ranks.sure_of_state import SureOfState
 from plugins.scheduler.service.ranks.telling_ranks import TellingRanks
+from plugins.scheduler.service.ranks.uses import GpuUseSums
 from plugins.scheduler.service.views import sharing_of
 
 LAG_S = 1.0
@@ -92,6 +93,7 @@ class LocalRanks:
         self.ends: dict[tuple[JobId, int], RanksEnded] = {}
         """The ends of ranks here that are not in the log yet."""
         self.steps = StepTimes()
+        self.uses = GpuUseSums(host.id)
         self.service_gpu_s: dict[JobId, float] = {}
         """What this host's GPUs have done for each job that runs here, GPU·s."""
         self.reported: dict[JobId, float] = {}
@@ -316,7 +318,8 @@ class LocalRanks:
     async def _stop(self, id: JobId, epoch: int, job: Job | None) -> None:
         await self._note_asked(id, epoch)
         why = job.reason if job is not None and job.grant.epoch == epoch else "its grant is over"
-        await self.host.runner.stop(id, epoch, job.spec.grace_s if job is not None else GRACE_S, why)
+        grace_s = GRACE_S if job is None else job.grace_s
+        await self.host.runner.stop(id, epoch, grace_s, why)
 
     async def _tell(self, id: JobId, job: Job | None) -> None:
         """Tell the other plugins of a gang, of every one in the rack: when it is placed, and once it is over."""
@@ -481,11 +484,11 @@ class LocalRanks:
         for id, done in self.service_gpu_s.items():
             job = self.queue.jobs.get(id)
             place = job.place_on(self.host.id) if job is not None else None
-            if job is None or place is None or job.state != "running" or job.spec.time_limit_s is None:
+            if job is None or place is None or job.state != "running" or (limit_s := job.spec.runs_for_s) is None:
                 continue
             untold_s = (done - self.reported.get(id, 0.0)) / (len(place.gpus) or len(place.ranks))
             more_s = 0.0 if job.spec.elastic else untold_s
-            if untold_s > 0 and job.ran_s(self.log.rack_clock.now_s()) + more_s >= job.spec.time_limit_s:
+            if untold_s > 0 and job.ran_s(self.log.rack_clock.now_s()) + more_s >= limit_s:
                 found.append(id)
         return found
 
@@ -499,6 +502,7 @@ class LocalRanks:
                 continue
             known = max(self.service_gpu_s.get(id, 0.0), job.measured.attained.get(self.host.id, 0.0))
             self.service_gpu_s[id] = known + passed_s * width
+            self.uses.served(job, passed_s * width if job.spec.gpus else 0.0, self.steps.of(id, epoch))
 
     def _width(self, job: Job) -> int:
         """What the job's service here grows by per second. GPUs of an elastic job's processes that are ending are
@@ -527,14 +531,23 @@ class LocalRanks:
         if not news and not tensors and not heals and not saved:
             return
         steps = self.steps.news({id: job.grant.epoch for id in news if (job := self.queue.jobs.get(id)) is not None})
+        uses = self.uses.news({id: self.queue.jobs.get(id) for id in news})
         attained = Attained(
-            wall_s=0.0, host=self.host.id, service_gpu_s=news, tensors=tensors, steps=steps, heals=heals, saved=saved
+            wall_s=0.0,
+            host=self.host.id,
+            service_gpu_s=news,
+            tensors=tensors,
+            steps=steps,
+            heals=heals,
+            saved=saved,
+            uses=uses,
         )
         try:
             await self.log.propose(attained)
         except (NoLeader, OutcomeUnknown):
             return
         self.reported |= news
+        self.uses.told(uses)
         self.told_by.heals_told(heals)
 
     async def report(self, fact: RanksEnded) -> None:
@@ -555,6 +568,7 @@ class LocalRanks:
         self.ends.pop(key, None)
         self.asked.pop(key, None)
         self.steps.forget(*key)
+        self.uses.forget(key)
         self.beside.forget(*key)
         self.host.runner.forget(*key)
         self.dirty[fact.job] = None

@@ -6,10 +6,11 @@ import msgspec
 
 from covey.core.ids import HostId
 from covey.ports.devices import is_instance
-from plugins.base import RankSpec, RanksSpec
+from plugins.base import ArrayTask, RankSpec, RanksSpec
 from plugins.facts import Place
 from plugins.scheduler.machine.host.parts import Hold
 from plugins.scheduler.machine.log.jobs import Job
+from plugins.scheduler.messages.arrays import tasks_of
 from plugins.scheduler.policy.shared import part_of
 
 
@@ -24,7 +25,7 @@ def ranks_spec(
     return RanksSpec(
         job=job.id,
         epoch=job.grant.epoch,
-        name=job.spec.name,
+        name=job.spec.called,
         tenant=job.spec.tenant,
         job_class=job.job_class,
         argv=job.spec.argv,
@@ -61,7 +62,19 @@ def ranks_spec(
         user=job.spec.owner.user if job.spec.owner is not None else "",
         uid=job.spec.owner.uid if job.spec.owner is not None else None,
         hang_s=job.spec.hang_s,
+        stdout=job.spec.stdout,
+        stderr=job.spec.stderr,
+        task=task_of(job),
+        after=dict(job.holds.ended),
     )
+
+
+def task_of(job: Job) -> ArrayTask | None:
+    """Which task of an array the job is, and how many the array has."""
+    if job.task is None:
+        return None
+    tasks = tasks_of(job.task.tasks)
+    return ArrayTask(job.task.array, job.task.index, tasks.count, tasks.first, tasks.last, tasks.step)
 
 
 def _on_instances(job: Job) -> bool:

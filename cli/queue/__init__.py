@@ -1,0 +1,1 @@
+"""Commands for jobs that wait: hold, release, requeue, their place among others, their time limit."""

@@ -1,0 +1,141 @@
+"""squeue, sinfo, sacct: lists in Slurm's form. `sacct` shows what the log remembers, its newest thousand ended jobs."""
+
+import os
+import pwd
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cli.client import USAGE, AgentctlError
+from cli.context import Context
+from cli.slurm import states
+from cli.slurm.options import read
+from cli.slurm.states import PARTITION
+
+SQUEUE = "%.18i %.9P %.8j %.8u %.2t %.10M %.6D %R"
+SQUEUE_LONG = "%.18i %.9P %.8j %.8u %.8T %.10M %.9l %.6D %R"
+SACCT = "JobID,JobName,Partition,Account,State,ExitCode"
+_LISTS = {"user": "u", "jobs": "j", "states": "t", "name": "n", "account": "A", "format": "o", "sort": "S",
+          "partition": "p"}  # fmt: skip
+_FLAGS = {"noheader": "h", "long": "l", "all": "a", "array": "r", "me": ""}
+
+
+def squeue(context: Context, words: Sequence[str]) -> int:
+    said = read("squeue", words, _LISTS, _FLAGS)
+    _no_words("squeue", said.words)
+    jobs = found(context, said.values, False)
+    form = said.values.get("format") or (SQUEUE_LONG if "long" in said.values else SQUEUE)
+    if "noheader" not in said.values:
+        context.say(states.line(form, None))
+    for job in jobs:
+        context.say(states.line(form, job))
+    return 0
+
+
+def found(context: Context, said: Mapping[str, str], everything: bool) -> list[dict[str, Any]]:
+    """The jobs that these options of Slurm name."""
+    wish: dict[str, Any] = {"all": 1 if everything else None}
+    if "me" in said:
+        wish["user" if os.geteuid() else "mine"] = pwd.getpwuid(os.geteuid()).pw_name if os.geteuid() else 1
+    elif "user" in said:
+        wish["user"] = said["user"]
+    if "name" in said:
+        wish["name"] = said["name"]
+    if "account" in said:
+        wish["tenant"] = said["account"]
+    if said.get("states", "all").lower() != "all":
+        wish["state"] = ",".join(states.state_of(word) for word in said["states"].split(","))
+    jobs: list[dict[str, Any]] = context.agent.get("jobs", **wish).data
+    if "jobs" not in said:
+        return jobs
+    wanted = [states.ours(id) for id in said["jobs"].split(",") if id]
+    return [job for job in jobs if any(_is(job, id) for id in wanted)]
+
+
+def _is(job: Mapping[str, Any], id: str) -> bool:
+    """Whether a job is this one, or a task of it."""
+    return id in (job["id"], job.get("task")) or str(job.get("task", "")).startswith(f"{id}[")
+
+
+def sinfo(context: Context, words: Sequence[str]) -> int:
+    said = read("sinfo", words, {"partition": "p"}, {"noheader": "h", "Node": "N", "long": "l", "summarize": "s"})
+    _no_words("sinfo", said.words)
+    by_state: dict[str, list[str]] = {}
+    for host in context.agent.get("hosts").data:
+        by_state.setdefault(_state_of_host(host), []).append(host["host"])
+    form = "{:<10} {:<5} {:>10} {:>6} {:<8} {}"
+    if "noheader" not in said.values:
+        context.say(form.format("PARTITION", "AVAIL", "TIMELIMIT", "NODES", "STATE", "NODELIST"))
+    for state, hosts in sorted(by_state.items()):
+        context.say(form.format(f"{PARTITION}*", "up", "infinite", len(hosts), state, ",".join(sorted(hosts))))
+    return 0
+
+
+def _state_of_host(host: Mapping[str, Any]) -> str:
+    if host["state"] not in ("alive", "suspect"):
+        return "down"
+    if host.get("drained"):
+        return "drain"
+    free, total = host.get("gpus_free"), host.get("gpus_total")
+    if not total or free == total:
+        return "idle"
+    return "alloc" if free == 0 else "mix"
+
+
+FIELDS: Mapping[str, Any] = {
+    "jobid": states.id_of,
+    "jobidraw": lambda job: job["id"][1:],
+    "jobname": lambda job: job["name"],
+    "partition": lambda job: PARTITION,
+    "account": lambda job: job["tenant"],
+    "user": lambda job: job.get("user", ""),
+    "state": lambda job: states.STATES[job["state"]][1],
+    "exitcode": lambda job: _exit_code(job["exit_code"]),
+    "nodelist": lambda job: ",".join(states.nodes_of(job)) or "None assigned",
+    "nnodes": lambda job: len(states.nodes_of(job)) or 1,
+    "ntasks": lambda job: job["workers"],
+    "elapsed": states.elapsed,
+    "timelimit": states.time_limit,
+    "submit": lambda job: _moment(job["times"]["submitted_wall_s"]),
+    "start": lambda job: _moment(job["times"]["started_wall_s"]),
+    "end": lambda job: _moment(job["times"]["ended_wall_s"]),
+    "workdir": lambda job: job["cwd"],
+}
+"""Fields of sacct, in lower case -> what they show of a job."""
+
+
+def sacct(context: Context, words: Sequence[str]) -> int:
+    values = {**_LISTS, "state": "s", "starttime": "", "endtime": "E"}
+    values |= {"states": "", "sort": ""}
+    flags = {"noheader": "n", "parsable2": "P", "parsable": "p", "allocations": "X", "allusers": "a", "me": ""}
+    values |= {"name": "", "partition": "r"}
+    said = read("sacct", words, values, flags)
+    _no_words("sacct", said.words)
+    asked = {**said.values, **({"states": said.values["state"]} if "state" in said.values else {})}
+    names = [name.partition("%")[0] for name in (asked.get("format") or SACCT).split(",") if name]
+    for name in names:
+        if name.lower() not in FIELDS:
+            why = f"expected some of {', '.join(FIELDS)}"
+            raise AgentctlError(USAGE, f"invalid field {name[:40]}", why, "sacct -o JobID,State")
+    jobs = found(context, asked, True)
+    between = "|" if "parsable2" in asked or "parsable" in asked else " "
+    rows = [] if "noheader" in asked else [names]
+    rows += [[str(FIELDS[name.lower()](job)) for name in names] for job in jobs]
+    for row in rows:
+        cells = row if between == "|" else [f"{cell[:20]:<20}" for cell in row]
+        context.say(between.join(cells).rstrip() + ("|" if "parsable" in asked else ""))
+    return 0
+
+
+def _exit_code(code: int | None) -> str:
+    """`3:0`, or `0:15` of a job that a signal ended."""
+    return f"0:{code - 128}" if code is not None and code > 128 else f"{code or 0}:0"
+
+
+def _moment(wall_s: float | None) -> str:
+    return "Unknown" if wall_s is None else time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(wall_s))
+
+
+def _no_words(program: str, words: Sequence[str]) -> None:
+    if words:
+        raise AgentctlError(USAGE, f"unexpected argument {words[0]!r}", f"{program} takes options", f"{program} --me")

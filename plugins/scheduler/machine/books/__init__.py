@@ -1,0 +1,1 @@
+"""The books: what is kept, and told, of jobs after they have ended."""
