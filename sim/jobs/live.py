@@ -282,7 +282,7 @@ class Live:
 
     def _ranks_end(self, at: int, asked: bool) -> None:
         job = self._job(at)
-        if asked:  # it continues where it was
+        if asked and self.every_s is None:  # it continues where it was
             saved = SavedAt(step=self.lives[at].starts, wall_s=self.now, path="the simulator's")
             self._say(Attained(wall_s=self.now, host=self.rack[0].host, service_gpu_s={}, saved={job.id: saved}))
         self._counts(at, False)
