@@ -12,15 +12,18 @@ in WAIT. The order itself is `plugins.scheduler.machine.leader.order_book`, the 
 """
 
 import bisect
+import math
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
+from plugins.scheduler.machine.leader.gang_clocks import GangClocks
 from plugins.scheduler.machine.leader.order_book import JOB_BITS, OrderBook
 from plugins.scheduler.policy.history import History
 from plugins.scheduler.policy.order import due_second, promoted_after
 from plugins.scheduler.policy.rules import MOVING, OrderRules
+from sim.jobs.engine_losses import Losses
 from sim.jobs.engine_moving import Evaluated, Paced
 from sim.jobs.engine_places import Floor, Placing
 from sim.kernel import PackedEvents
@@ -59,6 +62,8 @@ class Outcome:
     preempted: list[int]
     promoted: list[int]
     decisions: int = 0
+    restarts_gpu_s: int = 0
+    """GPUs times seconds that went to checkpoints, restores, and work that was done twice."""
     held_gpu_s: int = 0
     """GPUs times seconds for which jobs held them, overheads included."""
     timeline: list[tuple[int, list[str | int]]] = field(default_factory=list)
@@ -104,6 +109,10 @@ class Engine:
         quantum."""
         self.lead = [0] * count
         """Key of each job among the promoted; 0: it is not promoted."""
+        self.losses = None if rules.checkpoint_every_s is None else Losses(self, rules)
+        """What stops lose; None: nothing, since every job saves then."""
+        self.lasts = [False] * count
+        """Whether each job was promoted until it ends."""
         self.forgiven = [False] * count
         """Whether each job was promoted in an order without queues."""
         self.key = [0] * count
@@ -120,6 +129,8 @@ class Engine:
         """Hosts and the gangs on them; None: GPUs are alike."""
         self.dirty = False
         """Whether something happened since the last decision."""
+        self.clocks = None if rules.gang_patience_s is None else GangClocks(rules.gang_patience_s)
+        """The clocks of wide gangs; None: none is promoted for its age."""
         discipline = rules.discipline
         self.thresholds = rules.thresholds_gpu_s if discipline in ("dlas", "dgittins") else ()
         self.moving = discipline in MOVING
@@ -211,6 +222,8 @@ class Engine:
                 self.evaluated.now = self.now
             if self._take() or self.moving or self.dirty:
                 self._decide()
+            if self.clocks is not None:
+                self.clocks.settle(self.capacity)
             if self.watch:
                 self._record()
             steps += 1
@@ -236,6 +249,12 @@ class Engine:
         at = self.events.next_at()
         if at is not None and at < now:
             now = at
+        if self.losses is not None:
+            at = self.losses.next_s()
+            now = now if at is None else min(now, max(self.now + 1, at))
+        if self.clocks is not None:
+            due = self.clocks.next_s()
+            now = now if due is None else min(now, max(self.now + 1, math.ceil(due)))
         if self.quantum is not None and (self.dirty or self.moving) and self._active():
             after = self.now if self.now > self.decided_at else self.now + 1
             now = min(now, -(-after // self.quantum) * self.quantum)
@@ -248,6 +267,8 @@ class Engine:
         """Handle everything that happens now; returns whether a decision is needed."""
         now = self.now
         changed = False
+        if self.clocks is not None:
+            self.clocks.begin(now)
         for kind, job in self.events.due(now):
             if kind == COMPLETE:
                 self._complete(job)
@@ -262,11 +283,21 @@ class Engine:
             elif kind == DEMOTE:
                 self._demote(job)
             else:
+                self.lasts[job] = self.clocks is not None and job in self.clocks.due()
                 self._promote(job)
             changed = True
         while self.arrivals[self.arrived] == now:
             self._wait(self.arrived)
             self.arrived += 1
+            changed = True
+        if self.clocks is not None:
+            self.clocks.settle(self.capacity)
+            for job in self.clocks.due():
+                self.due[job], self.lasts[job] = now, True
+                self.events.cancel(job)
+                self._promote(job)
+                changed = True
+        if self.losses is not None and self.losses.take():
             changed = True
         return changed
 
@@ -289,7 +320,7 @@ class Engine:
         if self.rules.preempt_s == 0:
             vacant = self.capacity
         else:
-            vacant = self.capacity - self.suspended - sum(book.held)
+            vacant = self.capacity - self.suspended - book.firm - sum(book.held)
             for _, width, running in book.promoted:
                 vacant -= width if running else 0
         return book.decide(self.capacity, vacant)
@@ -299,6 +330,8 @@ class Engine:
     def _wait(self, job: int) -> None:
         self.state[job] = WAIT
         self.since[job] = self.now
+        if self.clocks is not None:
+            self.clocks.put(job, self.width[job], not self.lead[job], self.ran[job])
         if self.lead[job]:
             self.book.promote(self.lead[job], False)
             return
@@ -321,6 +354,8 @@ class Engine:
     def _start(self, job: int, restore_s: int) -> None:
         """Give a waiting job its GPUs."""
         now = self.now
+        if self.clocks is not None:
+            self.clocks.put(job, self.width[job], False)
         waited = now - self.since[job]
         self.waited[job] += waited
         self.out.wait_s[job] += waited
@@ -336,8 +371,11 @@ class Engine:
             self.book.promote(self.lead[job], True)
         else:
             self._enter(job)
+        if self.losses is not None:
+            self.losses.started(job)
         if again and restore_s:
             self.since[job] = now
+            self.out.restarts_gpu_s += restore_s * self.width[job]
             self.events.post(job, now + restore_s, READY)
         else:
             self._go(job)
@@ -357,6 +395,8 @@ class Engine:
             self.paced.go(job)
         self.state[job] = RUN
         self.since[job] = self.now
+        if self.losses is not None:
+            self.losses.went(job)
         self._watch_run(job)
 
     def _watch_run(self, job: int) -> None:
@@ -364,7 +404,7 @@ class Engine:
         now = self.now
         end = now + self.remaining[job]
         queue = self.queue[job]
-        if queue < len(self.thresholds):
+        if queue < len(self.thresholds) and not self.lasts[job]:
             width = self.width[job]
             down = now - (self.ran[job] * width - self.thresholds[queue]) // width
             if self.quantum is not None:
@@ -384,6 +424,8 @@ class Engine:
         self.since[job] = self.now
 
     def _vacate(self, job: int) -> None:
+        if self.losses is not None:
+            self.losses.back(job)
         if self.lead[job]:
             self.book.demote(self.lead[job])
         else:
@@ -401,15 +443,25 @@ class Engine:
     def _complete(self, job: int) -> None:
         self._accrue(job)
         self._vacate(job)
+        if self.losses is not None:
+            self.losses.drop(job)
         self._lift(job)
         self.state[job] = DONE
         self.out.end_s[job] = self.now
         self.out.first_s[job] = self.first[job]
         self.left -= 1
+        if self.clocks is not None:
+            self.clocks.drop(job)
 
     def _preempt(self, job: int, preempt_s: int) -> None:
         self._accrue(job)
         self._vacate(job)
+        if self.losses is not None:
+            lost_s = self.losses.lost_s(job) if self.state[job] == RUN else 0
+            self.remaining[job] += lost_s
+            self.out.restarts_gpu_s += lost_s * self.width[job]
+            self.losses.drop(job)
+        self.out.restarts_gpu_s += preempt_s * self.width[job]
         self.out.preempted[job] += 1
         self.state[job] = SUSP
         if preempt_s:
@@ -428,6 +480,8 @@ class Engine:
         self.lead[job] = 0
         self.queue[job] = bisect.bisect_right(self.thresholds, attained)
         self._enter(job)
+        if self.losses is not None:
+            self.losses.settle(job)
         self._watch_run(job)
 
     def _promote(self, job: int) -> None:
@@ -437,6 +491,9 @@ class Engine:
         self.out.wait_s[job] += self.now - self.since[job]
         self.since[job] = self.now
         self.ran[job] = self.waited[job] = self.queue[job] = 0
+        if self.clocks is not None:
+            self.clocks.put(job, self.width[job], False)
+            self.clocks.forgive(job)
         if self.rules.discipline not in ("dlas", "dgittins"):
             self.out.promoted[job] += 1
             self.forgiven[job] = True

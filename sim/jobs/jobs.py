@@ -10,6 +10,8 @@ policies   covey          ours: 2D-LAS with three queues, narrow gangs first, ru
            gandiva        turns of equal length
 
 settings   thresholds=3200/51200  inside=sticky|first  quantum=60  knob=8 (or 1/2, inf)  starve=604800 (or inf)
+           gang_patience=2700 (or inf)  checkpoint_every=30m (what a job ran since it saved is lost when it is stopped;
+           never; stop: it saves then)  unsaved_stops=3 (how often a job that has not saved yet is stopped; inf)
            preempt=30  restore=30  narrow=on|off  limit_factor=1 (backfill: the limit of a job that names none, as a
            multiple of its duration)  samples=FILE (gittins, dgittins: totals of past jobs, one column service_gpu_s)
            sharing=on (covey: jobs run beside others on their GPUs; `sim/jobs/sharing_cluster.py` is the model) with
@@ -198,6 +200,17 @@ def _whole_or_inf(text: str) -> int | None:
     return None if text == "inf" else _whole(text)
 
 
+def _every(text: str) -> int | None:
+    """Seconds of `90`, `90s`, `30m` or `2h`; 0 for `never`, None for `stop`."""
+    if text in ("never", "stop"):
+        return 0 if text == "never" else None
+    unit = {"s": 1, "m": 60, "h": 3600}.get(text[-1:])
+    seconds = _whole(text[:-1]) * unit if unit else _whole(text)
+    if not seconds:
+        raise ValueError(f"{text} is no time between two checkpoints")
+    return seconds
+
+
 def _thresholds(text: str) -> tuple[int, ...]:
     return () if text in ("none", "inf") else tuple(_whole(part) for part in text.replace(",", "/").split("/"))
 
@@ -261,6 +274,9 @@ SETTINGS: dict[str, Setting] = {
     "preempt": _rule("preempt_s", _whole),
     "restore": _rule("restore_s", _whole),
     "narrow": _rule("narrow_first", _switch),
+    "checkpoint_every": _rule("checkpoint_every_s", _every),
+    "unsaved_stops": _rule("unsaved_stops", _whole_or_inf),
+    "gang_patience": _rule("gang_patience_s", _whole_or_inf),
     "limit_factor": _factor,
     "samples": lambda plan, text: replace(plan, samples=Path(text)),
     "sharing": _sharing,
@@ -274,12 +290,12 @@ SETTINGS: dict[str, Setting] = {
     "spread_slowdown": _placing("slowdown", Fraction, SLOWDOWN_MAX),
 }
 SHARING_ONLY = {"interference", "busy_low", "busy_high", "memory_large", "draw"}
-_STOPS = {"quantum", "preempt", "restore"}
+_STOPS = {"quantum", "preempt", "restore", "checkpoint_every"}
 _QUEUES = {*_STOPS, "thresholds", "inside", "knob", "starve"}
 MEANT: dict[str, set[str]] = {
-    "covey": {*_QUEUES, "narrow"},
-    "las-published": {*_QUEUES, "narrow"},
-    "dlas": {*_QUEUES, "narrow"},
+    "covey": {*_QUEUES, "narrow", "gang_patience", "unsaved_stops"},
+    "las-published": {*_QUEUES, "narrow", "gang_patience", "unsaved_stops"},
+    "dlas": {*_QUEUES, "narrow", "gang_patience", "unsaved_stops"},
     "dgittins": {*_QUEUES, "samples"},
     "las": {*_STOPS, "starve"},
     "gittins": {*_STOPS, "starve", "samples"},
@@ -302,6 +318,9 @@ EXPECTED = {
     "preempt": "whole seconds",
     "restore": "whole seconds",
     "narrow": "on or off",
+    "gang_patience": "whole seconds, at least 1, or inf",
+    "checkpoint_every": "a time such as 600, 30m or 2h, never, or stop: it saves when it is stopped",
+    "unsaved_stops": "a whole number, or inf",
     "limit_factor": "a number over 0",
     "samples": "a file",
     "sharing": "on or off",
@@ -429,6 +448,7 @@ def measures(jobs: Sequence[SimJob], capacity: int, out: Outcome) -> dict[str, A
         "promotions": sum(out.promoted),
         "gpu_utilization": work / (capacity * span) if span else 0.0,
         "gpu_held": out.held_gpu_s / (capacity * span) if span else 0.0,
+        "restarts_of_held": out.restarts_gpu_s / max(1, out.held_gpu_s),
         "decisions": out.decisions,
     }
 
@@ -452,6 +472,7 @@ def report(trace: Trace, jobs: Sequence[SimJob], capacity: int, plan: Plan, out:
         ("makespan", duration(found["makespan_s"]), f"{found['makespan_s']} s"),
         ("preemptions", found["preemptions"], ""),
         ("promotions", found["promotions"], ""),
+        ("lost to restarts", f"{100 * found['restarts_of_held']:.1f} %", "of the time that GPUs were held"),
         ("GPU utilisation", f"{100 * found['gpu_utilization']:.1f} %", "work done / GPUs / makespan"),
     ]
     notes = [f"{key}: {value}" for key, value in said(plan).items()]
@@ -485,8 +506,12 @@ def said(plan: Plan) -> dict[str, Any]:
         found |= {"thresholds_gpu_s": list(rules.thresholds_gpu_s), "inside": rules.inside}
         found |= {"narrow_first": rules.narrow_first, "knob": "inf" if rules.knob is None else list(rules.knob)}
         found["starve_limit_s"] = "inf" if rules.starve_limit_s is None else rules.starve_limit_s
+        found["gang_patience_s"] = "inf" if rules.gang_patience_s is None else rules.gang_patience_s
     if rules.discipline not in NON_PREEMPTIVE:
         found |= {"preempt_s": rules.preempt_s, "restore_s": rules.restore_s}
+    if rules.checkpoint_every_s is not None:
+        found["checkpoint_every_s"] = rules.checkpoint_every_s or "never"
+        found["unsaved_stops"] = "inf" if rules.unsaved_stops is None else rules.unsaved_stops
     if rules.quantum_s is not None:
         found["quantum_s"] = rules.quantum_s
     if rules.discipline == "backfill":

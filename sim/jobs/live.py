@@ -51,7 +51,7 @@ from plugins.scheduler.policy.settings import SchedulerSettings
 from sim.jobs.engine import Outcome, SimJob
 from sim.kernel import Kernel
 
-COMPLETE, READY, ARRIVE, SINK = 2, 3, 4, 5
+COMPLETE, READY, ARRIVE, SINK, SAVE = 2, 3, 4, 5, 6
 """Kinds of events of a job, in their order within one second."""
 OFTEN_S = 1e-6
 """Seconds between checkpoints of the log's clock: it is as exact as the simulation."""
@@ -87,6 +87,10 @@ class Life:
     event: int = 0
     """Number of the job's next event in the kernel; 0: nothing was posted yet."""
     starts: int = 0
+    went: int = 0
+    """Second at which the job began to make progress on the GPUs that it has."""
+    saves: int = 0
+    """How often it saved."""
 
 
 @dataclass
@@ -127,6 +131,9 @@ def settings_of(
         narrow_first=rules.narrow_first,
         promote_knob=None if rules.knob is None else rules.knob[0] / rules.knob[1],
         starve_limit_s=rules.starve_limit_s,
+        gang_patience_s=rules.gang_patience_s,
+        restart_s=rules.preempt_s + rules.restore_s,
+        unsaved_stops=None if rules.checkpoint_every_s is None else rules.unsaved_stops,
         demote_after_s=demote_after_s,
         checkpoint_s=OFTEN_S,
         quotas=quotas,
@@ -149,6 +156,7 @@ class Live:
         self.given = sorted(range(len(jobs)), key=lambda at: (jobs[at].submit_s, jobs[at].id))
         self.jobs, self.asks = jobs, asks or [Asks()] * len(jobs)
         self.preempt_s, self.restore_s = rules.preempt_s, rules.restore_s
+        self.every_s = rules.checkpoint_every_s
         self.queue = JobTable()
         self.leader = Leader(self.queue, settings)
         names = [HostId(f"h{at:0{len(str(hosts))}}") for at in range(hosts)]
@@ -274,7 +282,7 @@ class Live:
 
     def _ranks_end(self, at: int, asked: bool) -> None:
         job = self._job(at)
-        if asked:  # it continues where it was
+        if asked and self.every_s is None:  # it continues where it was
             saved = SavedAt(step=self.lives[at].starts, wall_s=self.now, path="the simulator's")
             self._say(Attained(wall_s=self.now, host=self.rack[0].host, service_gpu_s={}, saved={job.id: saved}))
         self._counts(at, False)
@@ -386,14 +394,30 @@ class Live:
         self._counts(at, counts)
         if life.starts == 1:
             self.out.first_s[at] = self.now
+        self.out.restarts_gpu_s += self.restore_s * self.jobs[at].gpus * (life.starts > 1)
         if life.starts > 1 and self.restore_s:
             self._post(at, self.now + self.restore_s, READY, self._ready)
         else:
             self._go(at)
 
     def _go(self, at: int) -> None:
-        self.lives[at].runs = True
+        self.lives[at].runs, self.lives[at].went = True, self.now
+        self._await_save(at)
         self._watch(at)
+
+    def _await_save(self, at: int) -> None:
+        if self.every_s:
+            self.kernel.post(self.now + self.every_s, partial(self._save, at, self.lives[at].starts), SAVE)
+
+    def _save(self, at: int, start: int) -> None:
+        """Say that a checkpoint is complete, if the job still runs as it did when that was foreseen."""
+        life = self.lives[at]
+        if not life.runs or life.starts != start:
+            return
+        life.saves += 1
+        saved = {self.ids[at]: SavedAt(life.saves, self.now, "checkpoint")}
+        self._say(Attained(wall_s=self.now, host=self.rack[0].host, service_gpu_s={}, saved=saved))
+        self._await_save(at)
 
     def _watch(self, at: int) -> None:
         """Post what comes first for the job: its end, or enough service to sink into the next queue. At one second it
@@ -416,8 +440,14 @@ class Live:
 
     def _stopped(self, at: int) -> None:
         """Stop a job that the log says has to stop: it writes a checkpoint."""
-        life = self.lives[at]
+        life, gpus = self.lives[at], self.jobs[at].gpus
         self._report(at)
+        if life.runs and self.every_s is not None:
+            ran_s = self.now - life.went
+            lost_s = ran_s % self.every_s if self.every_s else ran_s
+            life.remaining += lost_s
+            self.out.restarts_gpu_s += lost_s * gpus
+        self.out.restarts_gpu_s += self.preempt_s * gpus
         life.runs = False
         self.out.preempted[at] += 1
         if self.preempt_s:

@@ -51,6 +51,7 @@ def test_the_published_policy_is_said_with_its_parameters(capsys: pytest.Capture
     settings = ran(capsys, "--trace", str(SMALL), "--gpus", "16", "--policy", "las-published")["settings"]
     assert settings == {
         "thresholds_gpu_s": [3200], "inside": "first", "narrow_first": False, "knob": "inf", "starve_limit_s": "inf",
+        "gang_patience_s": "inf",
         "preempt_s": 30, "restore_s": 30,
     }  # fmt: skip
 
@@ -86,11 +87,13 @@ def test_sharing_does_not_look_at_hosts_and_says_so(capsys: pytest.CaptureFixtur
         (["--set", "sharing=on", "--policy", "fifo"], "only covey shares GPUs"),
         (["--set", "interference=2", "--set", "sharing=on"], "not from 0 to 1"),
         (["--set", "busy_low=0.95", "--set", "sharing=on"], "at most busy_high"),
+        (["--set", "checkpoint_every=0m"], "no time between two checkpoints"),
+        (["--set", "checkpoint_every=30x"], "such as 600, 30m or 2h, never, or stop"),
         (["--set", "knob=1/0", "--policy", "dlas"], "--set knob=1/0"),
         (["--set", "knob=4", "--policy", "fifo"], "--set knob with --policy fifo"),
         (["--set", "preempt=50", "--policy", "fifo"], "it has no such settings"),
         (["--set", "narrow=on", "--policy", "fjf"], "narrow is for covey, las-published, dlas"),
-        (["--set", "thresholds=100", "--policy", "srsf"], "it looks at preempt, quantum, restore"),
+        (["--set", "thresholds=100", "--policy", "srsf"], "it looks at checkpoint_every, preempt, quantum, restore"),
         (["--set", "limit_factor=2"], "limit_factor is for backfill"),
         (["--set", "samples=nofile"], "samples is for dgittins, gittins"),
         (["--set", "samples=nofile", "--policy", "gittins"], "nofile cannot be read"),

@@ -171,7 +171,7 @@ def test_every_gang_is_somewhere_whole_and_does_all_its_work(
 
 
 def test_what_placement_came_to_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    base = ["--trace", str(TRACES / "muri_cluster400.csv.gz"), "--policy", "covey"]
+    base = ["--trace", str(TRACES / "muri_cluster400.csv.gz"), "--policy", "covey", "--set", "gang_patience=inf"]
     alike = ran(capsys, *base, "--gpus", "64")
     hosts = ran(capsys, *base, "--gpus", "8x8")
     assert "nodes_per_gang_mean" not in alike

@@ -331,6 +331,8 @@ class Promoted(CommandBase, frozen=True, kw_only=True):
 
     job: JobId
     epoch: Epoch
+    lasts: bool = False
+    """Whether it stays before all others until it ends, as a wide gang that waited too long."""
 
 
 class Demoted(CommandBase, frozen=True, kw_only=True):

@@ -121,6 +121,11 @@ class QuotaWalk:
         self.debt = dict.fromkeys(self.own, 0)
         """GPUs that a tenant's chosen jobs take from its own running jobs later in the order."""
 
+    def keep(self, tenant: str, gpus: int) -> None:
+        """Count running jobs that stay whatever the order says; they come before all others."""
+        self.left[tenant] -= gpus
+        self.own[tenant] -= gpus
+
     def gpus_max(self, tenant: str) -> int:
         """GPUs that this tenant's next job may have."""
         return min(self.left[tenant], self.pool + self.own[tenant] - self.debt[tenant])
@@ -166,16 +171,23 @@ def choose(
     """2DAS for jobs of several tenants. `rows`: guaranteed jobs, in the order of `order.ordered`.
 
     Each tenant's jobs are walked with its quota as the capacity, so a job is preempted only by one of its own tenant.
-    GPUs that other tenants' jobs run on are out of reach, also when the quotas add up to more GPUs than there are.
+    GPUs that other tenants' jobs run on are out of reach, also when the quotas add up to more GPUs than there are, and
+    so are those of firm jobs.
     Tenants without a quota share what is left, in one order, and their jobs stop for those of tenants with one.
     `machine/leader/run_queues.py` decides the same without looking at everybody.
     """
     with_quota = [row for row in rows if quotas.get(row.tenant, default) is not None]
-    without_quota = [row for row in rows if quotas.get(row.tenant, default) is None]
+    firm = [row for row in rows if row.firm]
+    without_quota = [row for row in rows if quotas.get(row.tenant, default) is None and not row.firm]
     own: dict[str, int] = {}
     for row in with_quota:
         own[row.tenant] = own.get(row.tenant, 0) + (row.gpus if row.running else 0)
+    capacity -= sum(row.gpus for row in firm if row.tenant not in own)
     walk = QuotaWalk(capacity, own, {tenant: quotas.get(tenant, default) or 0 for tenant in own})
+    for row in firm:
+        if row.tenant in own:
+            walk.keep(row.tenant, row.gpus)
+    with_quota = [row for row in with_quota if not row.firm]
     run: list[JobId] = []
     preempt: list[JobId] = []
     over_quota: list[JobId] = []

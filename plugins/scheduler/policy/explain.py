@@ -206,6 +206,12 @@ def demoted(spec: JobSpec, waited_s: float) -> str:
     )
 
 
+def not_stopped_again(stops: int) -> str:
+    """Why other jobs do not stop one that was stopped so often without having saved."""
+    times = "once" if stops == 1 else f"{stops} times"
+    return f"it was stopped {times} for others and has never saved: it is not stopped for others again until it saves"
+
+
 def upgraded(spec: JobSpec, used: int, quota: int | None) -> str:
     """What happened to a demoted job. `used`: GPUs of its tenant, its own among them."""
     limit = "which has no limit" if quota is None else f"of which {used} of {quota} are used now"

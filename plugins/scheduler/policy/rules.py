@@ -41,6 +41,16 @@ class OrderRules(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds that a restart from a checkpoint takes; it holds the GPUs and is no service."""
     narrow_first: bool = False
     """Whether, inside a queue, waiting jobs of fewer GPUs come first; by age among equals."""
+    gang_patience_s: int | None = None
+    """Seconds that a wide gang which could run by age waits at most before it goes before everybody, until it ends
+    (`machine/leader/gang_clocks.py`); None: for ever. For `dlas`."""
+
+    checkpoint_every_s: int | None = None
+    """Seconds of running between two checkpoints: what a job ran since the last is lost when it is stopped. 0: it never
+    saves; None: it saves when it is stopped, and loses nothing."""
+    unsaved_stops: int | None = None
+    """How often a job that has not saved yet may be stopped, where jobs lose something; a job that saved may be stopped
+    while that costs little (`machine/leader/firm_jobs.py`). None: every job may be stopped at any time."""
 
     def __post_init__(self) -> None:
         if self.discipline not in get_args(Discipline):
@@ -57,13 +67,24 @@ class OrderRules(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError("preempt_s and restore_s must be 0 or more")
         if self.starve_limit_s is not None and self.starve_limit_s < 1:
             raise ValueError("starve_limit_s must be at least 1")
+        if min(self.checkpoint_every_s or 0, self.unsaved_stops or 0) < 0:
+            raise ValueError("checkpoint_every_s and unsaved_stops must be 0 or more")
+        if self.gang_patience_s is not None and (self.gang_patience_s < 1 or self.discipline != "dlas"):
+            raise ValueError("gang_patience_s must be at least 1, and is for dlas")
 
 
 LAS_PUBLISHED = OrderRules(thresholds_gpu_s=(3200,), inside="first")
 """2D-LAS as in the paper's testbed: two queues, FIFO by first start inside a queue, no promotion (Gu 2021 §3.5.2)."""
 
-COVEY = OrderRules(thresholds_gpu_s=(3200, 51200), narrow_first=True, starve_limit_s=7 * 86400)
+COVEY = OrderRules(
+    thresholds_gpu_s=(3200, 51200),
+    narrow_first=True,
+    starve_limit_s=7 * 86400,
+    gang_patience_s=45 * 60,
+    unsaved_stops=3,
+)
 """Covey's policy, from the same information (GPUs asked for and service attained): the paper's threshold and a second
 one 16 times higher, so that jobs of hours do not share a queue with jobs of weeks; inside a queue whoever runs stays,
 and narrow gangs go first, because of two jobs that have attained the same the narrower one has less service ahead of it
-and leaves fewer GPUs waiting; no job waits more than a week without going to the head of everything."""
+and leaves fewer GPUs waiting; no job waits more than a week without going to the head of everything, and a wide gang
+whose turn has come by age at most 45 minutes longer, and what it ran."""

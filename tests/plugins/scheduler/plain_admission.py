@@ -89,8 +89,15 @@ class PlainAdmission:
         rows = [row_of(job, thresholds) for job in guaranteed]
         if not self.settings.preemption:  # whoever runs stays, also beside those of a higher queue
             rows = [msgspec.structs.replace(row, attained_gpu_s=0.0) if row.running else row for row in rows]
+        rows = [msgspec.structs.replace(row, firm=self._is_firm(queue.jobs[row.id])) for row in rows]
         rows = order.ordered(rows, thresholds, queue.quotas, default, self.settings.narrow_first)
         return classes.choose(rows, within, self._quotas_beside(apart, live), default)
+
+    def _is_firm(self, job: Job) -> bool:
+        """Whether the job was stopped too often; no job saves here, except when it is told to end."""
+        most = self.settings.unsaved_stops
+        loses = not (job.spec.elastic or job.healing.may_be_lost or job.measured.saves_at_stop)
+        return job.state == "running" and loses and most is not None and job.tally.preemptions >= most
 
     def _quotas_beside(self, apart: Sequence[Job], live: Sequence[Job]) -> dict[str, int | None]:
         """What is left of each tenant's quota beside its jobs that wait for a host."""

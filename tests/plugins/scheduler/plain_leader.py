@@ -26,7 +26,7 @@ from plugins.scheduler.messages.commands import (
 )
 from plugins.scheduler.policy import classes, order
 from plugins.scheduler.policy.leases import terms
-from plugins.scheduler.policy.order import due_second, promoted_after
+from plugins.scheduler.policy.order import due_after, due_second, is_calm, promoted_after, widest_narrow
 from plugins.scheduler.policy.settings import SchedulerSettings
 from tests.plugins.scheduler.plain_admission import PlainAdmission
 from tests.plugins.scheduler.plain_ground import PlainGround
@@ -54,6 +54,7 @@ class PlainLeader:
         """When the leases of each host's ranks were last confirmed."""
         self.closed: set[tuple[HostId, JobId, int]] = set()
         """The grants that are being taken back."""
+        self.clocks = PlainClocks(queue, settings)
 
     def forget(self) -> None:
         """Forget: this host leads no more, or only now."""
@@ -62,6 +63,7 @@ class PlainLeader:
         self.clock_s, self.clock_at = 0.0, None
         self.led_s = None
         self.confirmed_s, self.closed = {}, set()
+        self.clocks = PlainClocks(self.queue, self.settings)
 
     def confirm(self, host: HostId, grants: Sequence[tuple[JobId, int]], now_s: float) -> list[tuple[JobId, int]]:
         """Confirm leases of this host's ranks."""
@@ -91,7 +93,8 @@ class PlainLeader:
             *self._time_limit_reached(live, event.wall_s),
         ]
         about += self._drained(live, event.rack, {command.job for command in about}, event.wall_s)
-        promoted = self._starved(live, event.wall_s, now_s)
+        size = sum(self._totals(event.rack).values())
+        promoted = self._starved(live, self.clocks.due(live, size, now_s), event.wall_s, now_s)
         about += promoted
         settled = {command.job for command in about}
         rest = [job for job in live if job.id not in settled and (job.may_start or job.state != "queued")]
@@ -224,8 +227,9 @@ class PlainLeader:
         ]
         return [TimeLimitReached(wall_s=wall_s, job=job.id, epoch=job.grant.epoch) for job in over]
 
-    def _starved(self, live: list[Job], wall_s: float, now_s: float) -> list[Promoted]:
-        """Promotions by STARVELIMIT and PROMOTEKNOB, of guaranteed jobs: the others have no place in the order."""
+    def _starved(self, live: list[Job], gangs: list[Job], wall_s: float, now_s: float) -> list[Promoted]:
+        """Promotions by STARVELIMIT, PROMOTEKNOB and the clocks of wide gangs, of guaranteed jobs: the others have no
+        place in the order."""
         waiting = [job for job in live if job.may_start and job.counts]
         since_s = self.waiting_since
         after_s = {job.id: self._starved_after(job) for job in waiting}
@@ -234,8 +238,10 @@ class PlainLeader:
             for job in waiting
             if (after := after_s[job.id]) is not None and now_s - since_s[job.id] >= after
         ]
+        known = {job.id for *_, job in starved}
+        starved += [(due_second(now_s, 0.0), job.number, job) for job in gangs if job.id not in known]
         starved.sort(key=lambda each: each[:2])
-        return [Promoted(wall_s=wall_s, job=job.id, epoch=job.grant.epoch) for *_, job in starved]
+        return [Promoted(wall_s=wall_s, job=job.id, epoch=job.grant.epoch, lasts=job in gangs) for *_, job in starved]
 
     def _starved_after(self, job: Job) -> float | None:
         thresholds = self.settings.queue_thresholds_gpu_s
@@ -287,3 +293,61 @@ class PlainLeader:
 
 def _in(place: int, ranges: Sequence[tuple[int, int]]) -> bool:
     return any(first <= place <= last for first, last in ranges)
+
+
+class PlainClocks:
+    """The clocks of wide gangs (`machine/leader/gang_clocks.py`), told of everybody at every look."""
+
+    def __init__(self, queue: JobTable, settings: SchedulerSettings) -> None:
+        self.queue, self.settings = queue, settings
+        self.waited_s: dict[JobId, float] = {}
+        self.pool_of: dict[JobId, str | None] = {}
+        self.run: list[JobId] = []
+        """Gangs whose clock has run since the last look."""
+        self.at_s = 0.0
+
+    def due(self, live: list[Job], size: int, now_s: float) -> list[Job]:
+        """Gangs that are to be promoted."""
+        for id in self.run:
+            self.waited_s[id] = self.waited_s.get(id, 0.0) + now_s - self.at_s
+        self.at_s, self.run = now_s, []
+        if self.settings.gang_patience_s is None:
+            return []
+        counted = [job for job in live if job.counts and job.spec.gpus]
+        counted = [job for job in counted if job.may_start or job.state != "queued"]
+        known = {job.id for job in counted}
+        self.waited_s = {id: s for id, s in self.waited_s.items() if id in known}
+        self.pool_of = {id: pool for id, pool in self.pool_of.items() if id in known}
+        found: list[Job] = []
+        pools: dict[str | None, list[Job]] = {}
+        for job in counted:
+            tenant = job.spec.tenant if self.queue.quota(job.spec.tenant) is not None else None
+            pools.setdefault(tenant, []).append(job)
+            if self.pool_of.get(job.id, tenant) != tenant:
+                self.waited_s.pop(job.id, None)
+            self.pool_of[job.id] = tenant
+        taken = sum(self.queue.used(tenant) for tenant in pools if tenant is not None)
+        for tenant, jobs in pools.items():
+            pool = max(0, size - taken if tenant is None else min(size, self.queue.quota(tenant) or 0))
+            found += self._of_pool(jobs, pool, self.settings.gang_patience_s)
+        return found
+
+    def _of_pool(self, jobs: list[Job], pool: int, patience_s: float) -> list[Job]:
+        left, front = pool, []
+        for job in sorted(jobs, key=lambda job: job.number):
+            left -= job.spec.gpus
+            if left < 0:
+                break
+            front.append(job)
+        promoted = {job.id for job in jobs if row_of(job, self.settings.queue_thresholds_gpu_s).promoted is not None}
+        for id in promoted:
+            self.waited_s.pop(id, None)
+        wide = [job for job in front if job.spec.gpus > widest_narrow(pool) and job.state == "queued"]
+        wide = [job for job in wide if job.id not in promoted]
+        asked = sum(job.spec.gpus for job in jobs) - sum(job.spec.gpus for job in wide)
+        self.run += [job.id for job in wide if is_calm(asked, pool)]
+        return [
+            job
+            for job in wide
+            if not due_after(patience_s, job.ran_since_promotion_s(0.0), self.waited_s.get(job.id, 0.0))
+        ]

@@ -54,6 +54,8 @@ class Story:
             preemption=dice.random() < 0.9,
             demote_after_s=dice.choice((None, 15.0, 60.0)),
             starve_limit_s=dice.choice((None, 30.0, 200.0)),
+            gang_patience_s=dice.choice((None, 5.017, 31.017)),
+            unsaved_stops=dice.choice((None, 0, 1, 3)),
             promote_knob=dice.choice((None, 1.0, 2.0)),
             quotas=quotas,
             default_quota=dice.choice((None, None, None, 3)),

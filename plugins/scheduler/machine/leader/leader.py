@@ -8,6 +8,7 @@ jobs start, and on which GPUs, is decided in `machine/leader/admission.py`.
 
 import math
 from collections.abc import Mapping, Sequence, Set
+from typing import NamedTuple
 
 import msgspec
 
@@ -19,6 +20,8 @@ from plugins.scheduler.machine.leader.capacity import Capacity
 from plugins.scheduler.machine.leader.defragmenting import Defragmenting
 from plugins.scheduler.machine.leader.draining import Draining
 from plugins.scheduler.machine.leader.elastic import Elastic
+from plugins.scheduler.machine.leader.firm_jobs import FirmJobs, JobRun, loses
+from plugins.scheduler.machine.leader.gang_clocks import PoolClocks
 from plugins.scheduler.machine.leader.held_back import HeldBack
 from plugins.scheduler.machine.leader.leases import Leases
 from plugins.scheduler.machine.leader.run_queues import RunQueues
@@ -42,6 +45,7 @@ from plugins.scheduler.messages.commands import (
 )
 from plugins.scheduler.policy import classes, eligible
 from plugins.scheduler.policy.leases import terms
+from plugins.scheduler.policy.order import due_second
 from plugins.scheduler.policy.settings import SchedulerSettings
 
 RETRY_S = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
@@ -96,6 +100,19 @@ class ScheduleTick(msgspec.Struct, frozen=True):
     """Hosts not in `rack` that gossip shows alive: they have not said yet which GPUs they have."""
 
 
+class SeenSaves(NamedTuple):
+    """What the leader has seen of a running job's checkpoints; times by its own clock."""
+
+    number: int
+    epoch: int
+    since_s: float
+    """Since when it has seen the job run under this grant."""
+    step: int
+    """The step of the newest checkpoint; -1: there is none."""
+    saved_s: float | None
+    """When that was complete."""
+
+
 class ProposeCommand(msgspec.Struct, frozen=True):
     """Action: propose this command to the log."""
 
@@ -122,10 +139,16 @@ class Leader:
         """Forget all that is not in the log: this host no longer leads, or begins to lead."""
         self.feed.everything()
         self.waits = StarvationTimers(self.queue, self.settings)
+        settings = self.settings
+        self.pools = PoolClocks(self.queue, settings.gang_patience_s, settings.queue_thresholds_gpu_s)
         self.placing_since: dict[JobId, tuple[int, float]] = {}
         """Gangs that are being placed -> epoch, and since when."""
         self.seeking_since: dict[JobId, tuple[tuple[int, int], float]] = {}
         """Gangs of which some ranks are to move -> (epoch, how often that was so), since when."""
+        self.stops = FirmJobs(settings.restart_s, settings.unsaved_stops)
+        self.seen_saves: dict[JobId, SeenSaves] = {}
+        self.running: dict[int, JobId] = {}
+        """The jobs of `seen_saves` by their numbers."""
         self.missing_since: dict[HostId, float] = {}
         self.leases = Leases(self.queue, self.terms)
         self.draining, self.defragmenting = Draining(self.queue), Defragmenting(self.queue)
@@ -158,7 +181,8 @@ class Leader:
 
     def handle(self, event: ScheduleTick, now_s: float) -> Sequence[ProposeCommand]:
         self.leases.begin(now_s)
-        self._read(event.rack, now_s)
+        self.pools.begin(now_s)
+        self._read(event.rack, now_s, event.wall_s)
         self.speechless = event.speechless
         gone = self._gone(now_s)
         about: list[AboutJob] = [*self._lost(gone, event, now_s), *self._time_limit_reached(event.wall_s)]
@@ -186,7 +210,9 @@ class Leader:
     def wakes_s(self) -> float | None:
         """When the leader decides something even if nothing happens until then; None: only when something happens.
         Leases and hosts that are gone are left out: agents look every second."""
-        return min([*self.waits.next_s(), *self.retry_at.values(), *self.held_back.next_s()], default=None)
+        closes_s = self.stops.next_s()
+        times = [*self.waits.next_s(), *self.pools.next_s(), *self.held_back.next_s(), *self.retry_at.values()]
+        return min([*times, *([] if closes_s is None else [closes_s])], default=None)
 
     def check(self) -> None:
         """Raise AssertionError when unknown jobs are remembered, or when what is kept up to date is not what there is.
@@ -199,18 +225,21 @@ class Leader:
             job = self.queue.jobs.get(id)
             assert job is not None, f"{id} is remembered and unknown"
         self.capacity.check()
+        self.pools.check()
 
     # ---- what it remembers ----
 
-    def _read(self, rack: Sequence[RackHost], now_s: float) -> None:
+    def _read(self, rack: Sequence[RackHost], now_s: float, wall_s: float) -> None:
         """Bring everything up to date."""
         changed = self.feed.take()
         if changed is None:
             self._begin()
             known = dict.fromkeys([*self.waits.since, *self.placing_since, *self.failures, *self.retry_at])
+            known |= dict.fromkeys(self.pools.pools)
             changed = list(dict.fromkeys([*self.queue.jobs, *known]))
         if self.quotas != self.queue.quotas:
             changed += self._whose_tenant_got_or_lost_its_quota()
+            self.pools.quotas_changed()
             self.quotas = dict(self.queue.quotas)
         if self.drained is not self.queue.drained or (rack is not self.rack and rack != self.rack):
             changed += self._heard(rack)
@@ -219,7 +248,10 @@ class Leader:
             if job is None or job.over:
                 self._drop(id)
             else:
+                self._watch_saves(job, wall_s, now_s)
                 self._put(job, now_s)
+        for number in self.stops.closed(now_s):
+            self._entry(self.queue.jobs[self.running[number]])
         for id in [id for id, at in self.retry_at.items() if at <= now_s]:
             del self.retry_at[id]
             self._entry(self.queue.jobs[id])
@@ -285,6 +317,7 @@ class Leader:
         self.held_back.put(job)
         self.roll.put(job)
         self.capacity.put(job)
+        self.pools.put(job)
         self._entry(job)
 
     def _drop(self, id: JobId) -> None:
@@ -294,6 +327,8 @@ class Leader:
         self.held_back.drop(id)
         self.roll.drop(id)
         self.capacity.drop(id)
+        self.pools.drop(id)
+        self._forget_saves(id)
         self.run_queues.drop(id)
 
     def _entry(self, job: Job) -> None:
@@ -307,7 +342,26 @@ class Leader:
         if job.state == "stopping" or waits or job.id in self.away or job.id in self.retry_at:
             self.run_queues.drop(job.id)
         else:
-            self.run_queues.put(job, self.queue.has_quota(job.spec.tenant))
+            self.run_queues.put(job, self.queue.has_quota(job.spec.tenant), job.number in self.stops.firm)
+
+    def _watch_saves(self, job: Job, wall_s: float, now_s: float) -> None:
+        """Take in what the job would lose if it were stopped: nothing where it heals, or is elastic."""
+        if job.state != "running" or not loses(job):
+            self._forget_saves(job.id)
+            return
+        saved, seen = job.measured.saved, self.seen_saves.get(job.id)
+        if seen is None or seen.epoch != job.grant.epoch:
+            seen = SeenSaves(job.number, job.grant.epoch, now_s, -1, None)
+        if saved is not None and saved.step != seen.step:
+            seen = seen._replace(step=saved.step, saved_s=now_s - max(0.0, wall_s - saved.wall_s))
+        self.seen_saves[job.id], self.running[job.number] = seen, job.id
+        self.stops.put(job.number, JobRun(seen.since_s, seen.saved_s, job.tally.preemptions), now_s)
+
+    def _forget_saves(self, id: JobId) -> None:
+        seen = self.seen_saves.pop(id, None)
+        if seen is not None:
+            del self.running[seen.number]
+            self.stops.drop(seen.number)
 
     def _is_quiet(self) -> bool:
         """Whether no host is drained, suspected, away, or gone since a short while."""
@@ -438,10 +492,16 @@ class Leader:
         return [TimeLimitReached(wall_s=wall_s, job=job.id, epoch=job.grant.epoch) for job in over]
 
     def _starved(self, wall_s: float, now_s: float) -> list[Promoted]:
-        """Promotions by STARVELIMIT and PROMOTEKNOB, of guaranteed jobs: the others have no place in the order. No job
-        starts in the same look: the promoted ones come first in the next one."""
-        starved = self.waits.starved(now_s)
-        return [Promoted(wall_s=wall_s, job=job.id, epoch=job.grant.epoch) for job in starved]
+        """Promotions by STARVELIMIT, PROMOTEKNOB and the clocks of wide gangs, of guaranteed jobs: the others have no
+        place in the order. They come in the order in which they became due. No job starts in the same look: the
+        promoted ones come first in the next one."""
+        seconds, jobs = dict(self.waits.starved(now_s)), self.queue.jobs
+        gangs = dict.fromkeys(self.pools.due(self.capacity.size), due_second(now_s, 0.0))
+        seconds = {**gangs, **seconds}
+        return [
+            Promoted(wall_s=wall_s, job=id, epoch=jobs[id].grant.epoch, lasts=id in gangs)
+            for id in sorted(seconds, key=lambda id: (seconds[id], jobs[id].number))
+        ]
 
     def _moved(self, settled: Set[JobId], wall_s: float, now_s: float) -> list[Demoted | Upgraded]:
         """Demotions of jobs of class auto that waited too long for their quota, and upgrades of demoted ones whose

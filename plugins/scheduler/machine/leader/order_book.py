@@ -57,6 +57,8 @@ class OrderBook:
         """Keys of running jobs per queue, ascending; with `moving` it keeps them, and these are empty."""
         self.held: list[int] = [0] * queues
         """GPUs of the running jobs per queue."""
+        self.firm = 0
+        """GPUs of running jobs that stay whatever the order says; they are in no list."""
         self.promoted: list[tuple[int, int, bool]] = []
         """Promoted jobs as (key, width, whether it runs), ascending; they are in no other list."""
 
@@ -123,7 +125,7 @@ class OrderBook:
 
     def running_gpus(self) -> int:
         """GPUs of all running jobs of the book."""
-        return sum(self.held) + sum([width for _, width, running in self.promoted if running])
+        return self.firm + sum(self.held) + sum([width for _, width, running in self.promoted if running])
 
     # ---- the walk ----
 
@@ -131,7 +133,7 @@ class OrderBook:
         """Jobs to start, in order, and running jobs to stop. `vacant`: GPUs that no job holds; a chosen job for which
         they do not suffice claims its GPUs and is not started. Jobs to start have left those that wait when this
         returns; promoted ones are still where they were."""
-        free = capacity
+        free = capacity - self.firm
         start: list[int] = []
         stop: list[int] = []
         for key, width, running in self.promoted:

@@ -45,6 +45,8 @@ class QueueEntry(msgspec.Struct, frozen=True):
     key: int
     running: bool
     promoted: bool
+    firm: bool = False
+    """Whether it runs, and stays whatever the order says; then it has no place in a queue."""
 
 
 class Choice(NamedTuple):
@@ -79,9 +81,12 @@ class RunQueues:
         self._choice = Choice([], [])
         """The choice of that walk."""
 
-    def put(self, job: Job, has_quota: bool) -> None:
-        """Add a job that is queued, being placed or running."""
-        entry = self._entry(job, job.spec.tenant if has_quota else None) if job.counts else None
+    def put(self, job: Job, has_quota: bool, firm: bool = False) -> None:
+        """Add a job that is queued, being placed or running. `firm`: it runs, and is not to be stopped."""
+        tenant = job.spec.tenant if has_quota else None
+        entry = self._entry(job, tenant) if job.counts else None
+        if entry is not None and firm:
+            entry = QueueEntry(tenant, 0, job.number, True, False, True)
         if entry is not None and self.entries.get(job.id) == entry:
             return
         self.drop(job.id)
@@ -111,7 +116,9 @@ class RunQueues:
             queues = len(self.settings.queue_thresholds_gpu_s) + 1
             book = self.books[entry.tenant] = OrderBook(queues, self.widths)
         self.sizes[entry.tenant] = self.sizes.get(entry.tenant, 0) + 1
-        if entry.promoted:
+        if entry.firm:
+            book.firm += job.spec.gpus
+        elif entry.promoted:
             book.promote(entry.key, entry.running)
         elif entry.running:
             book.run(entry.queue, entry.key)
@@ -135,7 +142,9 @@ class RunQueues:
     def _drop_from_book(self, entry: QueueEntry) -> None:
         self._asked = None
         book, number = self.books[entry.tenant], entry.key & JOB_MASK
-        if entry.promoted:
+        if entry.firm:
+            book.firm -= self.widths[number]
+        elif entry.promoted:
             book.demote(entry.key)
         elif entry.running:
             book.stop(entry.queue, entry.key)
@@ -158,12 +167,16 @@ class RunQueues:
         return self._choice
 
     def _walk(self, capacity: int, quotas: dict[str, int], books: Books) -> Choice:
-        walk = QuotaWalk(capacity, {tenant: book.running_gpus() for tenant, book in books.items()}, quotas)
+        shared = self.books.get(None)
+        firm = 0 if shared is None else shared.firm
+        walk = QuotaWalk(capacity - firm, {tenant: book.running_gpus() for tenant, book in books.items()}, quotas)
+        for tenant, book in books.items():
+            walk.keep(tenant, book.firm)
         unsettled = {tenant: book for tenant, book in books.items() if not _is_settled(book, quotas[tenant])}
         with_quota = BookWalk(unsettled, self.widths, walk)
         if unsettled:
             with_quota.go(len(self.settings.queue_thresholds_gpu_s) + 1)
-        start, stop = self._without_quota(walk.pool)
+        start, stop = self._without_quota(walk.pool + firm)
         named = self.ids
         return Choice(
             [named[number] for number in [*with_quota.start, *start]],
@@ -285,6 +298,7 @@ class BookWalk:
 def _is_settled(book: OrderBook, quota: int) -> bool:
     """Whether all of a tenant's running jobs stay and none of its waiting ones is chosen, whatever other tenants do:
     the quota suffices for the running ones, and for no other."""
+    quota -= book.firm
     for held, narrow in zip(book.held, book.narrow, strict=True):
         quota -= held
         if quota < 0 or (narrow and narrow[0] <= quota):

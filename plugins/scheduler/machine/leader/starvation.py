@@ -7,7 +7,7 @@ asked again once the time has come, and the job waits on when it says no.
 """
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from covey.core.ids import JobId
 from plugins.scheduler.machine.log.job_table import JobTable
@@ -63,8 +63,8 @@ class StarvationTimers:
             if not late:
                 del self._late[tenant]
 
-    def starved(self, now_s: float) -> list[Job]:
-        """Guaranteed jobs that STARVELIMIT or PROMOTEKNOB promote, in the order in which they became due."""
+    def starved(self, now_s: float) -> Mapping[JobId, int]:
+        """Guaranteed jobs that STARVELIMIT or PROMOTEKNOB promote, and the seconds in which they became due."""
         for id in _due(self._promotions, now_s):
             job = self.queue.jobs.get(id)
             after_s = self._promoted_after(job) if job is not None and id in self.since else None
@@ -74,8 +74,7 @@ class StarvationTimers:
                 self._starved[id] = due_second(self.since[id], after_s)
             else:
                 heapq.heappush(self._promotions, (self.since[id] + after_s, id))
-        due = self._starved
-        return sorted((self.queue.jobs[id] for id in due), key=lambda job: (due[job.id], job.number)) if due else []
+        return self._starved
 
     def late(self, now_s: float) -> list[tuple[Job, float]]:
         """Jobs of class auto that waited too long for their tenant's quota, and for how many seconds."""
@@ -103,7 +102,7 @@ class StarvationTimers:
         thresholds = self.settings.queue_thresholds_gpu_s
         attained = max(0.0, job.attained_gpu_s - job.priority.base_gpu_s)
         queue = queue_of(attained, thresholds)
-        if not job.counts or (job.priority.promoted is not None and queue == 0):
+        if not job.counts or (job.priority.promoted is not None and (job.priority.lasts or queue == 0)):
             return None
         ran_s = job.ran_since_promotion_s(self.queue.rack_s)
         return promoted_after(queue, ran_s, job.priority.waited_s, self.settings.knob, self.settings.starve_limit_s)

@@ -34,7 +34,7 @@ def touched(command: Command, result: Result) -> Iterable[JobId]:
     """Jobs that this command may have changed."""
     match command:
         case Attained():
-            return {**command.service_gpu_s, **command.tensors, **command.heals}
+            return {**command.service_gpu_s, **command.tensors, **command.heals, **command.saved}
         case QuotaSet() | TenantSet() | HostDrained() | HostForgotten() | Elapsed() | Leads():
             return ()
         case Arranged():

@@ -19,6 +19,7 @@ from plugins.scheduler.messages.commands import (
     NotApplied,
     Placed,
     PlaceFailed,
+    Promoted,
     Result,
     Submitted,
 )
@@ -28,6 +29,7 @@ from plugins.scheduler.policy.carrying import first_carried
 
 LIVE_MAX = 10_000
 """The most jobs that are not over; more are refused at submit, so that no tenant can fill every host's memory."""
+TO_THE_HEAD = "it waited so long that it moves to the highest queue"
 
 
 def submitted(queue: JobTable, command: Submitted) -> Result:
@@ -156,11 +158,13 @@ def place_failed(queue: JobTable, job: Job, command: PlaceFailed) -> Result | No
     return Applied(job.id)
 
 
-def promoted(queue: JobTable, job: Job) -> Result:
+def promoted(queue: JobTable, job: Job, command: Promoted) -> Result:
     job.priority.promoted, job.priority.base_gpu_s = queue.index, job.attained_gpu_s
+    job.priority.lasts = command.lasts
     job.priority.base_ran_s = job.ran_s(queue.rack_s) if job.spec.elastic else 0.0
     job.priority.queued_s, job.priority.waited_s = queue.clock_s, 0.0
-    queue.note(job.id, "promoted", "it waited so long that it moves to the highest queue")
+    why = "its turn has come by age, and it stays before all others until it ends" if command.lasts else TO_THE_HEAD
+    queue.note(job.id, "promoted", why)
     return Applied(job.id)
 
 

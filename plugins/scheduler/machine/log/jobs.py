@@ -117,6 +117,8 @@ class JobPriority(msgspec.Struct):
     """Index of the job's first start."""
     promoted: int | None = None
     """Index of the newest promotion."""
+    lasts: bool = False
+    """Whether that lasts until the job ends; else until it sinks out of the highest queue."""
     base_gpu_s: float = 0.0
     """Attained service at the newest promotion, GPU·s."""
     base_ran_s: float = 0.0
@@ -303,6 +305,8 @@ class JobMeasured(msgspec.Struct):
     """Bytes of the job's largest tensor, and of all; (0, 0): not seen."""
     saved: SavedAt | None = None
     """The newest checkpoint that ranks of the job wrote; None: none is known."""
+    saves_at_stop: bool = False
+    """Whether a checkpoint of the job was heard of while it was being stopped."""
     harms: tuple[JobId, ...] = ()
     """The newest guaranteed jobs that were measured to suffer from this one on their GPUs."""
 
@@ -521,9 +525,10 @@ class Job(msgspec.Struct, kw_only=True):
 
 
 def row_of(job: Job, thresholds: tuple[float, ...]) -> Row:
-    """The job as the order sees it. A promotion lasts until the job sinks out of the highest queue again."""
+    """The job as the order sees it. A promotion lasts until the job ends, or sinks out of the highest queue again."""
     attained = max(0.0, job.attained_gpu_s - job.priority.base_gpu_s)
-    lasting = job.priority.promoted is not None and queue_of(attained, thresholds) == 0
+    promoted = job.priority.promoted
+    lasting = promoted is not None and (job.priority.lasts or queue_of(attained, thresholds) == 0)
     return Row(
         id=job.id,
         number=job.number,
@@ -534,5 +539,5 @@ def row_of(job: Job, thresholds: tuple[float, ...]) -> Row:
         attained_gpu_s=attained,
         running=job.state in HOLDING,
         first=job.priority.first,
-        promoted=job.priority.promoted if lasting else None,
+        promoted=promoted if lasting else None,
     )

@@ -177,7 +177,7 @@ def _about_job(queue: JobTable, job: Job, command: AboutJob) -> Result | None:
         case TakenBack():
             return job_endings.taken_back(queue, job, command)
         case Promoted():
-            return job_starts.promoted(queue, job)
+            return job_starts.promoted(queue, job, command)
         case Demoted():
             return job_starts.demoted(queue, job, command)
         case Upgraded():
@@ -268,6 +268,7 @@ def _attained(queue: JobTable, command: Attained) -> Result:
         job = queue.jobs.get(id)
         if job is not None and (job.measured.saved is None or saved.step > job.measured.saved.step):
             job.measured.saved = saved
+            job.measured.saves_at_stop |= job.state == "stopping"
             job.bill.saved(command.wall_s - saved.wall_s, job.attained_gpu_s, queue.rack_s)
     for id, said in sorted(command.heals.items()):
         if (job := queue.jobs.get(id)) is not None:
