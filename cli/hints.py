@@ -19,7 +19,7 @@ NOUNS = {
     # GPUs
     "gpu": "gpus", "nvidia-smi": "gpus", "smi": "gpus", "top": "gpus --watch", "watch": "gpus --watch",
     # jobs
-    "ps": "jobs", "queue": "jobs", "squeue": "jobs", "sacct": "jobs -a", "history": "jobs -a", "list": "jobs",
+    "ps": "jobs", "queue": "jobs", "squeue": "jobs", "sacct": "history", "list": "jobs",
     "scontrol": "job ID", "sstat": "job ID", "inspect": "job ID", "show": "job ID", "get": "job ID",
     "log": "logs ID", "output": "logs ID", "tail": "logs ID -f", "follow": "logs ID -f",
     "explain": "why ID", "describe": "why ID", "events": "why ID", "sprio": "why ID", "reason": "why ID",
