@@ -86,6 +86,8 @@ class TrainedGang:
         """For each step, the samples that processes of this rank took."""
         found: dict[int, set[tuple[int, ...]]] = {}
         for line in self.lines(rank, "takes"):
+            if not line.replace(" ", "").isdecimal():
+                continue  # a process was killed within it, and another wrote on
             step, *samples = map(int, line.split())
             found.setdefault(step, set()).add(tuple(samples))
         return found
