@@ -1,4 +1,5 @@
-// The rack as one agent knows it: four reads every two seconds, tables made of text only (never innerHTML).
+// The rack as one agent knows it: four reads every two seconds, tables made of text only (never innerHTML), and the
+// curves of the job that the address names (#job=j1).
 "use strict";
 
 let tones = null; // state -> CSS class, as the agent says (covey/core/tones.py)
@@ -35,6 +36,13 @@ const TABLES = {
   ],
 };
 
+function link(id) {
+  const made = document.createElement("a");
+  made.href = `#job=${encodeURIComponent(id)}`;
+  made.textContent = id;
+  return made;
+}
+
 function table(name, rows) {
   const made = document.createElement("table");
   const head = made.createTHead().insertRow();
@@ -50,7 +58,8 @@ function table(name, rows) {
     for (const [title, read] of TABLES[name]) {
       const cell = line.insertCell();
       const text = shown(read(row));
-      cell.textContent = text;
+      if (title === "job" && name === "jobs") cell.append(link(text));
+      else cell.textContent = text;
       if (title === "state" && Object.hasOwn(tones, text)) cell.className = tones[text];
     }
   }
@@ -86,6 +95,56 @@ function alarm(text) {
   return line;
 }
 
+const SVG = "http://www.w3.org/2000/svg";
+const WIDTH = 640;
+const HEIGHT = 120;
+const brief = (value) => String(Number(value.toPrecision(5)));
+
+// Values over steps as a line: [[step, value], ...], with the steps ascending.
+function curve(title, points) {
+  const values = points.map(([, value]) => value);
+  const [low, high, first, last] = [Math.min(...values), Math.max(...values), points[0][0], points.at(-1)[0]];
+  const x = (step) => (last > first ? (WIDTH * (step - first)) / (last - first) : WIDTH / 2);
+  const y = (value) => (high > low ? (HEIGHT - 8) * (1 - (value - low) / (high - low)) + 4 : HEIGHT / 2);
+  const made = document.createElement("figure");
+  const caption = document.createElement("figcaption");
+  caption.textContent = `${title} ${brief(values.at(-1))}; ${brief(low)} to ${brief(high)} in steps ${first} to ${last}`;
+  const drawing = document.createElementNS(SVG, "svg");
+  drawing.setAttribute("viewBox", `0 0 ${WIDTH} ${HEIGHT}`);
+  drawing.setAttribute("role", "img");
+  drawing.setAttribute("aria-label", caption.textContent);
+  const line = document.createElementNS(SVG, "polyline");
+  const at = points.map(([step, value]) => `${x(step).toFixed(1)},${y(value).toFixed(1)}`);
+  line.setAttribute("points", at.length > 1 ? at.join(" ") : `${at[0]} ${at[0]}`);
+  drawing.append(line);
+  made.append(caption, drawing);
+  return made;
+}
+
+// The curves of the job in the address: loss first, other metrics, step time.
+async function showJob() {
+  const id = location.hash.startsWith("#job=") ? decodeURIComponent(location.hash.slice(5)) : "";
+  document.getElementById("job").hidden = !id;
+  if (!id) return;
+  document.getElementById("job-title").textContent = `Job ${id}`;
+  const parts = [];
+  try {
+    const { points, unanswered } = (await read(`/v1/jobs/${encodeURIComponent(id)}/curve`)).data;
+    const names = [...new Set(points.flatMap((point) => Object.keys(point.metrics)))].sort();
+    const read_of = [...names.filter((name) => name === "loss"), ...names.filter((name) => name !== "loss")].map(
+      (name) => [name, (point) => point.metrics[name]]);
+    for (const [title, value] of [...read_of, ["step time, s", (point) => point.step_s]]) {
+      const found = points.map((point) => [point.step, value(point)]).filter(([, each]) => Number.isFinite(each));
+      if (found.length) parts.push(curve(title, found));
+    }
+    parts.push(...unanswered.map((host) => alarm(`${host} did not answer, so steps may be missing`)));
+    if (!points.length) parts.push(alarm("no step of this job is known: none was reported, or its curves are no longer kept"));
+  } catch (error) {
+    parts.push(alarm(error.message));
+  }
+  document.getElementById("curves").replaceChildren(...parts);
+}
+
 async function show(name, path) {
   const body = await read(path);
   const alarms = name === "hosts" ? wrong(body) : missing(body);
@@ -99,7 +158,7 @@ async function refresh() {
     tones ??= await read("/states.json");
     const [hosts] = await Promise.all([
       show("hosts", "/v1/hosts"), show("jobs", "/v1/jobs?all=1"),
-      show("gpus", "/v1/gpus?timeout_s=1"), show("slabs", "/v1/slabs?timeout_s=1"),
+      show("gpus", "/v1/gpus?timeout_s=1"), show("slabs", "/v1/slabs?timeout_s=1"), showJob(),
     ]);
     const alive = hosts.data.filter((row) => row.state === "alive").length;
     const sick = hosts.data.filter((row) => (row.troubles || []).length).length;
@@ -115,4 +174,5 @@ async function refresh() {
   setTimeout(refresh, document.hidden ? 10000 : 2000);
 }
 
+addEventListener("hashchange", showJob);
 refresh();
