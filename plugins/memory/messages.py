@@ -181,6 +181,8 @@ class SlabsAreHeld(Message, frozen=True):
     """False: the slab process is not there or has not said yet what it holds. Then `slabs` means nothing."""
     slabs: SlabRefs = ()
     """Slabs of the question that this host holds."""
+    address: Annotated[str, Meta(max_length=120)] = ""
+    """Where they are reached now: the slab process may have another port than when they were mapped."""
 
 
 class VolumeHeld(Message, frozen=True):

@@ -228,6 +228,8 @@ class VolumeControl:
                 return PlaceList(question.id, places[:SLABS_TOLD], len(places) > SLABS_TOLD)
             case control.PlaceDead():
                 await self._volume.give_up(question.index, question.epoch, question.why)
+            case control.PlaceAt():
+                self._volume.places.is_at(question.index, question.epoch, question.address)
             case control.GiveUp():
                 given_up = await self._volume.lenders.give_up_all("given up by request", SLABS_TOLD)
                 return PlaceList(question.id, given_up, len(given_up) == SLABS_TOLD)

@@ -81,6 +81,8 @@ class UnsureLenders:
                     for slab in part:
                         if slab not in held:
                             await self._tell_dead(lender, slab)
+                        elif answer.address:
+                            await self._tell_at(slab, answer.address)
         except (TimeoutError, ConnectionError, Refused):
             pass  # asked again in a second
         finally:
@@ -101,6 +103,12 @@ class UnsureLenders:
         if volume is not None:
             why = why or f"{lender} no longer holds it"
             await volume.process.ask(lambda id: control.PlaceDead(id, slab.index, slab.epoch, why), ASK_S)
+
+    async def _tell_at(self, slab: SlabRef, address: str) -> None:
+        """Say where a place is served: another program may have the port that its lender had."""
+        volume = self._volumes.get(slab.volume)
+        if volume is not None:
+            await volume.process.ask(lambda id: control.PlaceAt(id, slab.index, slab.epoch, address), ASK_S)
 
     async def give_up(self, name: str) -> tuple[OpenPlace, ...]:
         """Stop waiting for lenders of this volume that have not said what they hold; returns the places given up."""

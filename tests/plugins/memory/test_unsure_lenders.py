@@ -8,6 +8,7 @@ import pytest
 
 from covey.core.ids import HostId
 from plugins.facts import HostState, HostView
+from plugins.memory.datapath.wire.control import PlaceDead
 from plugins.memory.messages import SlabRef, SlabsAreHeld, SlabsHeld
 from plugins.memory.service.unsure_lenders import HEARD_S, UnsureLenders
 
@@ -21,7 +22,7 @@ class Borrower:
         self.asked: list[HostId] = []
         self.told: list[str] = []
         self.views: list[HostView] = []
-        self.holds = True
+        self.holds, self.at = True, ""
         self.now_s = 0.0
         clock = SimpleNamespace(now_s=lambda: self.now_s)
         env = SimpleNamespace(clock=clock, spawn=lambda _name, work: asyncio.get_running_loop().create_task(work))
@@ -37,10 +38,10 @@ class Borrower:
 
     async def _ask(self, plugin: str, lender: HostId, question: SlabsHeld, within_s: float) -> SlabsAreHeld:
         self.asked.append(lender)
-        return SlabsAreHeld(True, question.slabs if self.holds else ())
+        return SlabsAreHeld(True, question.slabs if self.holds else (), self.at)
 
     async def _process(self, order: Any, within_s: float) -> None:
-        self.told.append(order(1).why)
+        self.told.append(order(1).why if isinstance(order(1), PlaceDead) else order(1).address)
 
     async def second(self) -> None:
         self.unsure.ask()
@@ -80,3 +81,10 @@ async def test_another_machine_of_that_name_is_asked_and_keeps_what_it_holds(vie
     borrower.holds = False
     await borrower.second()
     assert borrower.told == ["gpu2 no longer holds it"]
+
+
+async def test_a_lender_says_where_it_serves_what_it_holds() -> None:
+    borrower = Borrower()
+    borrower.at = "10.0.0.2:7001"
+    await borrower.second()
+    assert borrower.told == ["10.0.0.2:7001"]

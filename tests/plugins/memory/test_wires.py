@@ -73,6 +73,7 @@ QUESTIONS: list[control.ControlFrame] = [
     control.BeginSwapping(13, "covey:h1:swap:00ff", "/run/covey-swap/swapd.sock", True),
     control.EndSwapping(14),
     control.PlaceDead(9, 3, 9, "why"),
+    control.PlaceAt(9, 3, 9, "10.0.0.1:7001"),
     control.GiveUp(10),
 ]
 ANSWERS: list[control.ControlFrame] = [

@@ -83,6 +83,16 @@ class Places:
             if place.index < slabs:
                 self._put(place)
 
+    def is_at(self, index: int, epoch: int, address: str) -> None:
+        """Note where a place is reached now; the file has that from its next change on. Does nothing for a place that
+        is not listed."""
+        if (place := self._places.get((index, epoch))) is not None:
+            self._put(msgspec.structs.replace(place, address=address))
+
+    def now(self, place: OpenPlace) -> OpenPlace:
+        """The place as it is listed now; as given, where it is not."""
+        return self._places.get((place.index, place.epoch), place)
+
     def plan(self, place: OpenPlace) -> None:
         """List a place from now on; it will be recorded."""
         self._put(place)

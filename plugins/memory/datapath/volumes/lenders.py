@@ -8,7 +8,8 @@ After a crash what was only in the queue is at the lenders alone. Each place of 
 its lender has answered, is known to have lost it, or a person gives it up. It is known when the lender's agent says so
 (`PlaceDead`), over an authenticated link. It is not known from a refused connection (a firewall refuses, too), from a
 refusal by a process that may have the lender's TCP port now, from silence, or from gossip that calls the host gone: a
-host that is only cut off is called gone too, and still has the pages.
+host that is only cut off is called gone too, and still has the pages. The lender's agent also says where it serves what
+it holds (`PlaceAt`): where another program took its port that is elsewhere than before.
 """
 
 import asyncio

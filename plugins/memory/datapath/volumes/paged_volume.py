@@ -181,7 +181,7 @@ class PagedVolume(ABC, Generic[V]):
         return self._read_bytes + self._written_bytes
 
     async def _connect(self, place: OpenPlace, within_s: float | None) -> RemoteSlab:
-        return await self._links.open(place, within_s)
+        return await self._links.open(self.places.now(place), within_s)
 
     # ---- counting ----
 

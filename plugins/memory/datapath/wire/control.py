@@ -300,6 +300,14 @@ class PlaceDead(Question, frozen=True):
     why: Text
 
 
+class PlaceAt(Question, frozen=True):
+    """The lender's own agent says where it serves this place now. Answer: `Yes`."""
+
+    index: Count
+    epoch: Count
+    address: Text
+
+
 class GiveUp(Question, frozen=True):
     """Sent when a person asks for it: wait no longer for lenders that do not answer, use the disk's pages. Answer:
     `PlaceList` of the places given up."""
@@ -368,6 +376,7 @@ Asked = (
     | BeginSwapping
     | EndSwapping
     | PlaceDead
+    | PlaceAt
     | GiveUp
     | ListPlaces
 )

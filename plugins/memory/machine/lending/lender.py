@@ -173,7 +173,8 @@ class Lender:
         holds."""
         if not self.address:
             return SlabsAreHeld(known=False)
-        return SlabsAreHeld(known=True, slabs=tuple(ref for ref in asked if self._find(borrower, ref) is not None))
+        held = tuple(ref for ref in asked if self._find(borrower, ref) is not None)
+        return SlabsAreHeld(known=True, slabs=held, address=self.address if held else "")
 
     def given_up(self, borrower: HostId, volume: str, since: int, boot: int) -> Actions:
         """A person said that this volume is made anew: free what is here of other boots of its borrower."""
