@@ -2,7 +2,11 @@
 
     agentd --fork, before it reads a key or starts a thread--> forker --fork--> vold, spill, a supervisor ...
            --(ForkWanted: its words, and three descriptors)------>
-           <-(ProgramForked | ForkRefused, and ForkEnded: its exit status)--
+           <-(ProgramForked | ForkRefused)--------
+           --(ForkGoes)-------------------------->         <-(ForkEnded: its exit status)--
+
+A program begins only once whoever asked has heard of it (`ForkGoes`): where that has ended, was cancelled, or does not
+wait any longer and executes it instead, the fork ends without having done anything. So none runs twice, or unknown.
 
 A program of a volume has some 26 MiB of its own when it imports what it needs, and is up after half a second; as a
 fork it has a third of that, and shares the rest with the agent. It is a process like one that was executed: a session
@@ -80,6 +84,13 @@ class ForkRefused(msgspec.Struct, frozen=True, array_like=True, tag=True):
     errno: int
 
 
+class ForkGoes(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """The program may begin, or is to end at once: nobody waits for it."""
+
+    pid: int
+    goes: bool
+
+
 class ForkEnded(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """The program has ended; a negative status is the number of a signal."""
 
@@ -89,7 +100,8 @@ class ForkEnded(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 Told = msgspec.msgpack.Decoder(ProgramForked | ForkRefused | ForkEnded)
-Asked = msgspec.msgpack.Decoder(ForkWanted)
+Asked = msgspec.msgpack.Decoder(ForkWanted | ForkGoes)
+GO = b"go"
 
 
 of_program: list["Forker"] = []
@@ -131,18 +143,30 @@ class Forker:
         number = self._count = self._count + 1
         answer = self._asked[number] = self._loop.create_future()
         wish = msgspec.msgpack.encode(ForkWanted(number, tuple(words), cwd, loaded))
+        told: Forked | ForkRefused | None = None
         try:
             socket.send_fds(self._end, [wish], list(files))
             async with asyncio.timeout(FORKED_S):
-                told: Forked | ForkRefused = await answer
+                told = await answer
+            if isinstance(told, ForkRefused):
+                raise NotForked(os.strerror(told.errno))
+            self._end.send(msgspec.msgpack.encode(ForkGoes(told.id.pid, True)))
+            return told
         except (OSError, TimeoutError) as error:
             self._lost()
             raise NotForked from error
         finally:
             self._asked.pop(number, None)
-        if isinstance(told, ForkRefused):
-            raise NotForked(os.strerror(told.errno))
-        return told
+            if told is None and answer.done() and not answer.cancelled() and not answer.exception():
+                self._drop(answer.result())  # cancelled in the instant in which it was forked
+
+    def _drop(self, told: Forked | ForkRefused) -> None:
+        """Nobody waits for this program any longer."""
+        if isinstance(told, Forked):
+            try:
+                self._end.send(msgspec.msgpack.encode(ForkGoes(told.id.pid, False)))
+            except OSError:
+                self._lost()
 
     def _heard(self) -> None:
         try:
@@ -163,7 +187,11 @@ class Forker:
                 self._running[said.id] = said.status
             else:
                 said = told
-            _settle_with(self._asked.get(told.number), said)
+            answer = self._asked.get(told.number)
+            if answer is None or answer.done():
+                self._drop(said)
+            else:
+                answer.set_result(said)
 
     def _lost(self) -> None:
         if self.is_gone:
@@ -227,6 +255,8 @@ def _serve(end: socket.socket) -> None:
     except OSError:
         os._exit(0)
     poll = select.poll()
+    waiting: dict[int, tuple[socket.socket, socket.socket]] = {}
+    """By pid, programs that may not begin yet: the end of each, and of whoever asked for it."""
     ends, children = {end.fileno(): end}, dict[int, tuple[ProcessId, socket.socket]]()
     poll.register(end, select.POLLIN)
     while True:
@@ -235,6 +265,7 @@ def _serve(end: socket.socket) -> None:
                 poll.unregister(file)
                 os.close(file)
                 child, asker = children.pop(file)
+                waiting.pop(child.pid, None)
                 status = os.waitstatus_to_exitcode(os.waitpid(child.pid, 0)[1])
                 _tell(asker, ForkEnded(child.pid, child.started, status))
                 continue
@@ -244,11 +275,20 @@ def _serve(end: socket.socket) -> None:
                 os._exit(0)
             if not data:
                 poll.unregister(file)
-                ends.pop(file).close()
+                ends.pop(file)
+                for pid in [pid for pid, (_, asked_by) in waiting.items() if asked_by is asker]:
+                    _let(waiting.pop(pid)[0], False)
+                asker.close()
                 continue
             wanted = Asked.decode(data)
+            if isinstance(wanted, ForkGoes):
+                if wanted.pid in waiting:
+                    _let(waiting.pop(wanted.pid)[0], wanted.goes)
+                continue
             begun = _forked(wanted, files)
             if begun is None:
+                for each_end in ends.values():
+                    each_end.detach()
                 for number, handler in before.items():
                     signals.signal(number, handler)
                 return
@@ -261,8 +301,15 @@ def _serve(end: socket.socket) -> None:
             _tell(asker, ProgramForked(wanted.number, id.pid, id.started))
             watched = os.pidfd_open(id.pid)
             children[watched], ends[its_end.fileno()] = (id, asker), its_end
+            waiting[id.pid] = its_end, asker
             poll.register(watched, select.POLLIN)
             poll.register(its_end, select.POLLIN)
+
+
+def _let(its_end: socket.socket, goes: bool) -> None:
+    """Let a program begin, or end."""
+    with contextlib.suppress(OSError):  # it was killed
+        its_end.send(GO if goes else b"no")
 
 
 def _asked(asker: socket.socket) -> tuple[bytes, list[int]]:
@@ -287,8 +334,9 @@ def _forked(wanted: ForkWanted, files: Sequence[int]) -> tuple[ProcessId, socket
     except OSError as error:
         return error.errno or errno.EAGAIN
     if not pid:
+        ours.detach()  # a socket that is collected closes its number, whatever is under that by then
         try:
-            _settle(wanted, (*files, theirs.fileno(), tells))
+            _settle(wanted, (*files, theirs.detach(), tells))
         except OSError as error:
             os.write(tells, array.array("i", [error.errno or errno.EINVAL]).tobytes())
             os._exit(1)
@@ -317,11 +365,14 @@ def _settle(wanted: ForkWanted, files: Sequence[int]) -> None:
     os.dup2(asks, ASKS_AT, inheritable=False)
     os.closerange(ASKS_AT + 1, said)
     os.closerange(said + 1, FILES_MAX)
-    of_program[:] = [Forker(socket.socket(fileno=ASKS_AT))]
     os.environ[wanted.loaded] = str(LOADED_AT)
     sys.argv[:] = wanted.words[3:]
     _be_called(wanted.words, os.environ)
     os.close(said)
+    own = socket.socket(fileno=ASKS_AT)
+    if own.recv(len(GO)) != GO:
+        os._exit(0)
+    of_program[:] = [Forker(own)]
 
 
 _words: list[mmap.mmap] = []

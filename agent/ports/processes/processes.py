@@ -351,16 +351,21 @@ class RealProcesses:
         environ = {key: value for key, value in os.environ.items() if key not in NOT_INHERITED}
         # -P: a folder holding an `agent.py` is never searched. The last two are for people reading `ps`.
         words = (sys.executable, "-P", "-m", "agent.program", program, name)
-        try:
+        with contextlib.ExitStack() as open_here:
+            for each in (tells, handed, output):
+                open_here.callback(os.close, each)
+            undo = open_here.enter_context(contextlib.ExitStack())
+            undo.callback(os.close, hears)
             with os.fdopen(os.dup(handed), "wb") as writer:
                 writer.write(msgspec.msgpack.encode(start))
             os.lseek(handed, 0, os.SEEK_SET)
+            started: Process | None = None
             if self._forker is not None:
                 with contextlib.suppress(NotForked):
                     forked = await self._forker.start(words, base.state_dir, (handed, output, tells), LOADED_FD)
-                    return self._of_forker(ForkedProcess(forked, hears))
-            return self._child(
-                DetachedProcess(
+                    started = self._of_forker(ForkedProcess(forked, hears))
+            if started is None:
+                popen = DetachedProcess(
                     words,
                     cwd=base.state_dir,
                     env=environ | {LOADED_FD: str(tells)},
@@ -370,16 +375,10 @@ class RealProcesses:
                     stderr=output,
                     start_new_session=True,
                     close_fds=True,
-                ),
-                hears,
-            )
-        except OSError:
-            os.close(hears)
-            raise
-        finally:
-            os.close(tells)
-            os.close(handed)
-            os.close(output)
+                )
+                started = self._child(popen, hears)
+            undo.pop_all()
+            return started
 
     def _child(self, popen: DetachedProcess, tells: int = -1) -> ChildProcess:
         child = ChildProcess(popen, tells)

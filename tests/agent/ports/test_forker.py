@@ -17,6 +17,7 @@ from covey.ports.processes import ProcessId
 
 AGENT = """
 import asyncio, json, os, sys
+import agent.ports.processes.forker
 from agent.ports.processes.forker import NotForked, begin, of_program
 
 def program():
@@ -56,9 +57,18 @@ async def main():
     print(json.dumps(["forker", forker.pid]), flush=True)
     for line in iter(sys.stdin.readline, ""):
         line = json.loads(line)
+        if line.get("cancel"):
+            work = asyncio.create_task(asks(forker, *line["modes"]))
+            while not forker._asked:
+                await asyncio.sleep(0)
+            work.cancel()
+            await asyncio.wait([work])
+            print(json.dumps(["cancelled"]), flush=True)
+            continue
         await asks(forker, *line["modes"], cwd=line.get("cwd"))
 
 folder = sys.argv[1]
+agent.ports.processes.forker.FORKED_S = 0.5
 os.environ["SECRET"], os.environ["NOTIFY_SOCKET"] = "kept", "/x"
 leak = os.open("/dev/zero", os.O_RDONLY)
 forker = begin(program)
@@ -170,3 +180,21 @@ def test_programs_outlive_a_killed_forker_and_agent(tmp_path: Path) -> None:
         assert is_alive(second)
         os.kill(second.pid, signal.SIGKILL)
         gone(second)
+
+
+def test_a_program_that_nobody_waits_for_does_not_begin(tmp_path: Path) -> None:
+    """Whoever asked was cancelled; or took the forker for gone, and executes the program instead."""
+    with driven(tmp_path) as agent:
+        agent.asks("ends", cancel="yes")
+        assert agent.said() == ["cancelled"]
+        agent.asks("waits")
+        first = ProcessId(*agent.said()[1:])
+        os.kill(first.pid, signal.SIGKILL)
+        assert agent.said() == ["ended", "waits", -signal.SIGKILL]
+        os.kill(agent.forker, signal.SIGSTOP)
+        agent.asks("late")
+        assert agent.said()[0] == "not forked"
+        forker = ProcessId(agent.forker, live_ticks(agent.forker) or 0)
+        os.kill(agent.forker, signal.SIGCONT)
+        gone(forker)
+    assert (tmp_path / "ends").read_text() == (tmp_path / "late").read_text() == ""
