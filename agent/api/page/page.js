@@ -123,17 +123,18 @@ function curve(title, points) {
 
 // The curves of the job in the address: loss first, other metrics, step time.
 async function showJob() {
-  const id = location.hash.startsWith("#job=") ? decodeURIComponent(location.hash.slice(5)) : "";
-  document.getElementById("job").hidden = !id;
-  if (!id) return;
-  document.getElementById("job-title").textContent = `Job ${id}`;
+  const named = location.hash.startsWith("#job=") ? location.hash.slice(5) : "";
+  document.getElementById("job").hidden = !named;
+  if (!named) return;
   const parts = [];
   try {
+    const id = decodeURIComponent(named); // URIError where somebody typed it
+    document.getElementById("job-title").textContent = `Job ${id}`;
     const { points, unanswered } = (await read(`/v1/jobs/${encodeURIComponent(id)}/curve`)).data;
     const names = [...new Set(points.flatMap((point) => Object.keys(point.metrics)))].sort();
-    const read_of = [...names.filter((name) => name === "loss"), ...names.filter((name) => name !== "loss")].map(
-      (name) => [name, (point) => point.metrics[name]]);
-    for (const [title, value] of [...read_of, ["step time, s", (point) => point.step_s]]) {
+    if (names.includes("loss")) names.unshift(...names.splice(names.indexOf("loss"), 1));
+    const curves = names.map((name) => [name, (point) => point.metrics[name]]);
+    for (const [title, value] of [...curves, ["step time, s", (point) => point.step_s]]) {
       const found = points.map((point) => [point.step, value(point)]).filter(([, each]) => Number.isFinite(each));
       if (found.length) parts.push(curve(title, found));
     }

@@ -105,3 +105,4 @@ def test_the_curves_of_a_job_are_drawn_with_loss_first_and_what_is_missing_is_sa
     assert refused["curves"] == ["no job j1: none has this id"]
     empty = shown([HOST], [], "#job=j1", {"data": {"id": "j1", "points": [], "unanswered": []}})
     assert empty["curves"][0].startswith("no step of this job is known")
+    assert shown([HOST], [], "#job=%")["curves"] == ["URI malformed"], "and the rest of the page goes on"
