@@ -408,7 +408,7 @@ def install_unit(root: Path) -> int:
 def begin_forker() -> Forker | None:
     """The forker of this agent's programs, which has their code in memory and nothing of this host; None: there can be
     none, and programs are executed."""
-    for name in programs.NAMES:
+    for name in programs.OF_NO_PLUGIN:  # those of plugins came with these
         programs.program_named(name)
     try:
         return begin(programs.main)

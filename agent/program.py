@@ -65,8 +65,8 @@ def collect_seldom(is_byte_path: bool) -> None:
         gc.set_threshold(*COLLECT_AFTER)
 
 
-NAMES = ("supervisor", "spares", "spill", "slabd", "vold", "aggd-lane", "keeper", "pager", "aggd")
-"""Programs whose code is in an agent's memory for what is forked from it."""
+OF_NO_PLUGIN = ("supervisor", "spares", "pager")
+"""Programs that no plugin lists."""
 
 
 def program_named(name: str) -> Program:

@@ -8,11 +8,11 @@
 A program begins only once whoever asked has heard of it (`ForkGoes`): where that has ended, was cancelled, or does not
 wait any longer and executes it instead, the fork ends without having done anything. So none runs twice, or unknown.
 
-A program of a volume has some 26 MiB of its own when it imports what it needs, and is up after half a second; as a
-fork it has a third of that, and shares the rest with the agent. It is a process like one that was executed: a session
-of its own, the words and variables that `ps` and /proc show (PR_SET_MM_MAP), nothing open but what it is given. It
-outlives the agent. The forker does not: it ends once the agent's end of their socket is closed. Where a kernel does not
-let processes change their words (CONFIG_CHECKPOINT_RESTORE), or the forker is gone, programs are executed.
+A volume's two programs have 63 MiB of their own where they import what they need, and 20 as forks: they share the rest
+with the agent (docs/results/memory.md). A fork is a process like one that was executed: a session of its own, words and
+variables that `ps` and /proc show (PR_SET_MM_MAP), nothing open but what it is given. It outlives the agent. The forker
+does not: it ends once the agent's end of their socket is closed. Where a kernel does not let processes change their
+words (CONFIG_CHECKPOINT_RESTORE), or the forker is gone, programs are executed.
 """
 
 import array
