@@ -189,7 +189,7 @@ def test_a_lender_tells_what_it_holds_once_its_slab_process_has_said_so() -> Non
     held = LoanedSlab(ME, known, SLAB, SECRET)
     lender.handle(le.StoreFound("10.0.0.2:7", (held,)), 1.0)
     answer = lender.held(ME, [known, SlabRef("v", 0, 6), SlabRef("v", 1, 7)])
-    assert answer == SlabsAreHeld(known=True, slabs=(known,))
+    assert answer == SlabsAreHeld(known=True, slabs=(known,), address="10.0.0.2:7")
     assert lender.held(HostId("h9"), [known]).slabs == (), "another's"
     lender.handle(le.StoreLost("killed"), 2.0)
     assert not lender.held(ME, [known]).known
