@@ -414,6 +414,7 @@ class Live:
         life = self.lives[at]
         if not life.runs or life.starts != start:
             return
+        self._report(at)
         life.saves += 1
         saved = {self.ids[at]: SavedAt(life.saves, self.now, "checkpoint")}
         self._say(Attained(wall_s=self.now, host=self.rack[0].host, service_gpu_s={}, saved=saved))

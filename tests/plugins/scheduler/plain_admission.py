@@ -1,6 +1,7 @@
 """Who starts and who stops, plain: all jobs are looked at anew. `machine/admission.py` has to decide so too."""
 
 from collections.abc import Callable, Mapping, Sequence, Set
+from typing import NamedTuple
 
 import msgspec
 
@@ -20,20 +21,29 @@ from plugins.scheduler.policy.settings import SchedulerSettings
 from tests.plugins.scheduler.plain_ground import PlainGround
 
 
+class Decided(NamedTuple):
+    """What the plain leader knows of jobs beside what the log says of them."""
+
+    pausing: Set[JobId]
+    """Jobs that sit this decision out and hold nothing up."""
+    firm: Set[JobId]
+    """Jobs that run, and may not be stopped now because of what that would lose."""
+
+
 class PlainAdmission:
-    """One look of the plain leader. `pausing`: jobs that sit this decision out and hold nothing up."""
+    """One look of the plain leader."""
 
     def __init__(
         self,
         queue: JobTable,
         settings: SchedulerSettings,
         totals: Mapping[HostId, int],
-        pausing: Set[JobId],
+        known: Decided,
         wall_s: float,
     ) -> None:
         self.queue, self.settings, self.wall_s = queue, settings, wall_s
         self.capacity = PlainGround(queue, totals)
-        self.pausing = pausing
+        self.pausing, self.firm = known
         self.packlimit = packlimit(queue, settings)
         self.coordinators = dict.fromkeys(totals, 0)
         """For how many gangs each host looks for a place."""
@@ -89,15 +99,9 @@ class PlainAdmission:
         rows = [row_of(job, thresholds) for job in guaranteed]
         if not self.settings.preemption:  # whoever runs stays, also beside those of a higher queue
             rows = [msgspec.structs.replace(row, attained_gpu_s=0.0) if row.running else row for row in rows]
-        rows = [msgspec.structs.replace(row, firm=self._is_firm(queue.jobs[row.id])) for row in rows]
+        rows = [msgspec.structs.replace(row, firm=row.id in self.firm) for row in rows]
         rows = order.ordered(rows, thresholds, queue.quotas, default, self.settings.narrow_first)
         return classes.choose(rows, within, self._quotas_beside(apart, live), default)
-
-    def _is_firm(self, job: Job) -> bool:
-        """Whether the job was stopped too often; no job saves here, except when it is told to end."""
-        most = self.settings.unsaved_stops
-        loses = not (job.spec.elastic or job.healing.may_be_lost or job.measured.saves_at_stop)
-        return job.state == "running" and loses and most is not None and job.tally.preemptions >= most
 
     def _quotas_beside(self, apart: Sequence[Job], live: Sequence[Job]) -> dict[str, int | None]:
         """What is left of each tenant's quota beside its jobs that wait for a host."""

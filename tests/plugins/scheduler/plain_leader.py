@@ -1,6 +1,7 @@
 """The leader's decision, plain: it looks at every job and sorts them all anew at every look. `machine/leader/leader.py`
 has to propose what this proposes; it was written from this."""
 
+import math
 from collections.abc import Sequence, Set
 
 from covey.core.ids import HostId, JobId
@@ -26,9 +27,9 @@ from plugins.scheduler.messages.commands import (
 )
 from plugins.scheduler.policy import classes, order
 from plugins.scheduler.policy.leases import terms
-from plugins.scheduler.policy.order import due_after, due_second, is_calm, promoted_after, widest_narrow
+from plugins.scheduler.policy.order import due_after, due_second, is_calm, promoted_after, stoppable_for, widest_narrow
 from plugins.scheduler.policy.settings import SchedulerSettings
-from tests.plugins.scheduler.plain_admission import PlainAdmission
+from tests.plugins.scheduler.plain_admission import Decided, PlainAdmission
 from tests.plugins.scheduler.plain_ground import PlainGround
 
 
@@ -54,7 +55,7 @@ class PlainLeader:
         """When the leases of each host's ranks were last confirmed."""
         self.closed: set[tuple[HostId, JobId, int]] = set()
         """The grants that are being taken back."""
-        self.clocks = PlainClocks(queue, settings)
+        self.clocks, self.saves = PlainClocks(queue, settings), PlainSaves(settings)
 
     def forget(self) -> None:
         """Forget: this host leads no more, or only now."""
@@ -63,7 +64,7 @@ class PlainLeader:
         self.clock_s, self.clock_at = 0.0, None
         self.led_s = None
         self.confirmed_s, self.closed = {}, set()
-        self.clocks = PlainClocks(self.queue, self.settings)
+        self.clocks, self.saves = PlainClocks(self.queue, self.settings), PlainSaves(self.settings)
 
     def confirm(self, host: HostId, grants: Sequence[tuple[JobId, int]], now_s: float) -> list[tuple[JobId, int]]:
         """Confirm leases of this host's ranks."""
@@ -87,6 +88,7 @@ class PlainLeader:
         self.confirm(HostId("nobody"), (), now_s)
         live = self.queue.live()
         self._remember(live, now_s)
+        self.saves.look(live, event.wall_s, now_s)
         gone = self._gone(event.rack, live, now_s)
         about: list[AboutJob] = [
             *self._lost(live, gone, event.wall_s, now_s),
@@ -288,11 +290,49 @@ class PlainLeader:
 
     def _order(self, live: list[Job], rack: Sequence[RackHost], wall_s: float) -> list[AboutJob]:
         """Decide who starts and who stops. A job that just failed to be placed sits some decisions out."""
-        return PlainAdmission(self.queue, self.settings, self._totals(rack), set(self.retry_at), wall_s).decide(live)
+        known = Decided(set(self.retry_at), self.saves.firm)
+        return PlainAdmission(self.queue, self.settings, self._totals(rack), known, wall_s).decide(live)
 
 
 def _in(place: int, ranges: Sequence[tuple[int, int]]) -> bool:
     return any(first <= place <= last for first, last in ranges)
+
+
+class PlainSaves:
+    """Which jobs are firm (`machine/leader/firm_jobs.py`), told of everybody at every look."""
+
+    def __init__(self, settings: SchedulerSettings) -> None:
+        self.settings = settings
+        self.seen: dict[tuple[JobId, int], tuple[float, int, float | None]] = {}
+        """Job and epoch -> since when it is seen to run, the step of its newest checkpoint, and when that was."""
+        self.open: dict[JobId, tuple[tuple[object, ...], float]] = {}
+        """What each job has to lose, and until when it may be stopped."""
+        self.firm: set[JobId] = set()
+
+    def look(self, live: list[Job], wall_s: float, now_s: float) -> None:
+        seen, opened, most = self.seen, self.open, self.settings.unsaved_stops
+        self.seen, self.open, self.firm = {}, {}, set()
+        for job in live:
+            loses = job.counts and not (job.spec.elastic or job.healing.may_be_lost or job.measured.saves_at_stop)
+            if job.state != "running" or not loses:
+                continue
+            since_s, step, saved_s = seen.get((job.id, job.grant.epoch), (now_s, -1, None))
+            saved = job.measured.saved
+            if saved is not None and saved.step != step:
+                step, saved_s = saved.step, now_s - max(0.0, wall_s - saved.wall_s)
+            self.seen[job.id, job.grant.epoch] = since_s, step, saved_s
+            run = since_s, saved_s, job.tally.preemptions
+            was = opened.get(job.id)
+            until_s = self._until(*run, now_s) if was is None or was[0] != run else was[1]
+            self.open[job.id] = run, until_s
+            if most is not None and now_s >= until_s:
+                self.firm.add(job.id)
+
+    def _until(self, since_s: float, saved_s: float | None, stops: int, now_s: float) -> float:
+        if saved_s is None:
+            return -math.inf if stops >= (self.settings.unsaved_stops or 0) else math.inf
+        left_s = stoppable_for(now_s - since_s, now_s - max(saved_s, since_s), self.settings.restart_s)
+        return -math.inf if left_s < 0 else now_s + left_s + 1
 
 
 class PlainClocks:

@@ -102,3 +102,15 @@ def test_the_leader_goes_by_what_it_heard_of_checkpoints(saves: str) -> None:
     assert is_spent(job, 1) == (saves == "never") and job.measured.saves_at_stop == (stops == 2)
     why = QueueSnapshot(little.queue, little.settings, little.totals).reason(job)
     assert (explain.not_stopped_again(1) in why) == (saves == "never")
+
+
+def test_a_checkpoint_from_before_a_stop_that_is_told_late_is_none_of_the_stop() -> None:
+    little, first = two_jobs()
+    little.submit(1, "t")
+    assert any(isinstance(command, TakenBack) for command in little.look())
+    little.now_s += 3.0
+    job, host = little.queue.jobs[first], next(iter(little.totals))
+    for step, age_s in enumerate((8.0, 1.0), 1):
+        told = {first: SavedAt(step, 100.0 - age_s, "x")}
+        little.say(Attained(wall_s=100.0, host=host, service_gpu_s={}, saved=told))
+        assert job.state == "stopping" and job.measured.saves_at_stop == (age_s < 3.0)

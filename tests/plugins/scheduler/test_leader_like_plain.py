@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from covey.core.ids import HostId
-from plugins.facts import Place
+from plugins.facts import Place, SavedAt
 from plugins.scheduler.machine.leader.leader import Leader, RackHost, ScheduleTick
 from plugins.scheduler.machine.leader.leases import LeaseAsked
 from plugins.scheduler.machine.log.job_table import JobTable
@@ -21,12 +21,16 @@ from plugins.scheduler.messages.commands import (
     Command,
     Demoted,
     Granted,
+    HoldAsked,
     HostDrained,
     Placed,
     PlaceFailed,
+    PriorityAsked,
     Promoted,
     QuotaSet,
     RanksReported,
+    ReleaseAsked,
+    RequeueAsked,
     Submitted,
     TakenBack,
     Upgraded,
@@ -56,6 +60,7 @@ class Story:
             starve_limit_s=dice.choice((None, 30.0, 200.0)),
             gang_patience_s=dice.choice((None, 5.017, 31.017)),
             unsaved_stops=dice.choice((None, 0, 1, 3)),
+            restart_s=dice.choice((0.0, 0.5, 6.0)),
             promote_knob=dice.choice((None, 1.0, 2.0)),
             quotas=quotas,
             default_quota=dice.choice((None, None, None, 3)),
@@ -78,13 +83,16 @@ class Story:
     def look(self) -> None:
         self.now_s += self.dice.choice((0.0, 0.3, 1.0, 1.0, 7.0, 30.0, 70.0))
         rack = tuple(RackHost(host, gpus, self.gone.get(host)) for host, gpus in self.gpus.items())
-        look = ScheduleTick(rack, 1.0)
+        look = ScheduleTick(rack, self.now_s)
         ours = [action.command for action in self.leader.handle(look, self.now_s)]
         theirs = [action.command for action in self.plain.handle(look, self.now_s)]
         assert ours == theirs
         self.leader.check()
         self.looks += 1
         self.said.update(getattr(command, "cause", type(command).__name__) for command in ours)
+        self.said["firm, and has saved"] += sum(
+            self.queue.jobs[id].measured.saved is not None for id in self.plain.saves.firm
+        )
         if self.dice.random() < 0.9:
             for command in ours[: self.dice.choice((1, 99, 99, 99))]:
                 self.say(command)
@@ -94,6 +102,7 @@ class Story:
         what = dice.choice(
             ("submit",) * 6 + ("look",) * 8 + ("place",) * 6 + ("end",) * 4 + ("serve",) * 4
             + ("renew", "renew", "fail", "cancel", "quota", "host", "host", "take", "wild", "lead", "restore", "drain")
+            + ("save",) * 4 + ("hold", "release", "release", "requeue", "move")
         )  # fmt: skip
         getattr(self, f"do_{what}")() if what != "look" else self.look()
 
@@ -112,6 +121,12 @@ class Story:
         }
         if dice.random() < 0.1:
             given["time_limit_s"] = 20
+        if dice.random() < 0.1:
+            given["array"] = dice.choice(("0-4", "0-9%2", "7,1-2"))
+        if dice.random() < 0.1:
+            given["begin_wall_s"] = self.now_s + dice.choice((0.0, 10.0, 50.0))
+        if dice.random() < 0.1 and (other := self.some()) is not None:
+            given["after"] = [f"{dice.choice(('ok', 'any'))}:{other.id}"]
         key = f"key-{self.queue.index:08}"
         self.say(Submitted(wall_s=1.0, key=key, spec=JobSpec.parse(given), may_demote=True))
 
@@ -165,6 +180,33 @@ class Story:
             host = job.start.places[0].host
             total = job.measured.attained.get(host, 0.0) + self.dice.choice((3.0, 20.0, 90.0))
             self.say(Attained(wall_s=1.0, host=host, service_gpu_s={job.id: total}))
+
+    def do_save(self) -> None:
+        """Let a job save, some time ago."""
+        job = self.some("running", "running", "stopping")
+        if job is not None and job.start.places:
+            step = 1 if job.measured.saved is None else job.measured.saved.step + 1
+            saved = SavedAt(step, self.now_s - self.dice.choice((0.0, 0.0, 2.0, 30.0)), "x")
+            host = job.start.places[0].host
+            self.say(Attained(wall_s=self.now_s, host=host, service_gpu_s={}, saved={job.id: saved}))
+
+    def do_hold(self) -> None:
+        if (job := self.some()) is not None:
+            self.say(HoldAsked(wall_s=1.0, job=job.id))
+
+    def do_release(self) -> None:
+        if (job := self.some()) is not None:
+            self.say(ReleaseAsked(wall_s=1.0, job=job.id))
+
+    def do_requeue(self) -> None:
+        job, hold = self.some("running", "stopping"), self.dice.random() < 0.3
+        if job is not None:
+            self.say(RequeueAsked(wall_s=1.0, job=job.id, epoch=job.grant.epoch, hold=hold))
+
+    def do_move(self) -> None:
+        job, up = self.some("queued"), self.dice.random() < 0.5
+        if job is not None:
+            self.say(PriorityAsked(wall_s=1.0, job=job.id, up=up))
 
     def do_fail(self) -> None:
         job = self.some("placing")
@@ -244,7 +286,8 @@ def agree(seed: int, looks: int) -> Story:
 
 
 ALL_KINDS = {
-    "Demoted", "Elapsed", "GpusKept", "Granted", "Promoted", "QuotaSet", "TimeLimitReached", "Upgraded",
+    "BeginReached", "Demoted", "Elapsed", "TaskBegun", "firm, and has saved", "GpusKept", "Granted", "Promoted",
+    "QuotaSet", "TimeLimitReached", "Upgraded",
     "coordinator lost", "host lost", "placing took too long", "preempted",
 }  # fmt: skip
 

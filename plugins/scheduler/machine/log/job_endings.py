@@ -234,6 +234,8 @@ def again(queue: JobTable, job: Job, cause: Cause, said: str) -> None:
 def stop(queue: JobTable, job: Job, after: After, reason: str, cause: StopCause) -> None:
     job.bill.stopping(job.attained_gpu_s, queue.rack_s)
     job.ending.cause = cause
+    if job.ending.told_rack_s is None:
+        job.ending.told_rack_s = queue.rack_s
     job.ending.lost = (*job.ending.lost, *job.healing.missing)
     replacing.whole_again(job)
     job.ending.after = after

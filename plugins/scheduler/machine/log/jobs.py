@@ -235,6 +235,8 @@ class JobEnding(msgspec.Struct):
     """The exit code of a job that is over."""
     cause: StopCause = ""
     """Why it was told to stop."""
+    told_rack_s: float | None = None
+    """When it was told to stop, by the rack's clock in seconds; None: it was not, or an older version did not say."""
 
 
 class SureStart(msgspec.Struct, frozen=True):
@@ -306,7 +308,7 @@ class JobMeasured(msgspec.Struct):
     saved: SavedAt | None = None
     """The newest checkpoint that ranks of the job wrote; None: none is known."""
     saves_at_stop: bool = False
-    """Whether a checkpoint of the job was heard of while it was being stopped."""
+    """Whether the job completed a checkpoint after it was told to stop."""
     harms: tuple[JobId, ...] = ()
     """The newest guaranteed jobs that were measured to suffer from this one on their GPUs."""
 

@@ -268,8 +268,9 @@ def _attained(queue: JobTable, command: Attained) -> Result:
         job = queue.jobs.get(id)
         if job is not None and (job.measured.saved is None or saved.step > job.measured.saved.step):
             job.measured.saved = saved
-            job.measured.saves_at_stop |= job.state == "stopping"
-            job.bill.saved(command.wall_s - saved.wall_s, job.attained_gpu_s, queue.rack_s)
+            age_s, told_s = command.wall_s - saved.wall_s, job.ending.told_rack_s
+            job.measured.saves_at_stop |= told_s is not None and age_s <= queue.rack_s - told_s
+            job.bill.saved(age_s, job.attained_gpu_s, queue.rack_s)
     for id, said in sorted(command.heals.items()):
         if (job := queue.jobs.get(id)) is not None:
             replacing.heals(job, command.host, said)
