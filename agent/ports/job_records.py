@@ -220,7 +220,7 @@ class RecordFile:
 
     def _by_gpu(self, base: sqlite3.Connection, asked: RecordsAsked) -> list[RecordSum]:
         found: dict[str, RecordSum] = {}
-        for record in self._found(base, asked):
+        for record in self._found(base, msgspec.structs.replace(asked, limit=0)):
             for gpu, held in record.by_gpu.items():
                 known = found.get(gpu) or RecordSum(gpu, 0, GpuSeconds())
                 share = record.seconds.times(held / record.seconds.held) if record.seconds.held else GpuSeconds()

@@ -72,7 +72,7 @@ def query(context: Context, *fields: str) -> dict[str, object]:
     return {field: getattr(args, field) for field in fields} | {"since_wall_s": since(args.since, time.time())}
 
 
-def since(text: str | None, now_s: float) -> float | None:
+def since(text: str | None, now_s: float, flag: str = "--since") -> float | None:
     """Seconds since 1970 of `7d` (ago), or of a date in local time. AgentctlError: it is neither."""
     if text is None:
         return None
@@ -85,7 +85,7 @@ def since(text: str | None, now_s: float) -> float | None:
         return max(0.0, now_s - parse_seconds(text))
     except ValueError:
         why = "expected how long ago, such as 7d or 12h, or a date such as 2026-11-01 or 2026-11-01T08:30"
-        raise AgentctlError(USAGE, f"invalid --since {text}", why, "agentctl history --since 7d") from None
+        raise AgentctlError(USAGE, f"invalid {flag} {text}", why, f"{flag} 7d") from None
 
 
 def run(context: Context) -> int:

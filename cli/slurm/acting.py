@@ -9,6 +9,7 @@ from cli.job_files.sbatch_options import Given
 from cli.jobs.cancel import ask
 from cli.slurm import looking, states
 from cli.slurm.options import read
+from cli.table import printable
 
 
 def scancel(context: Context, words: Sequence[str]) -> int:
@@ -25,7 +26,8 @@ def scancel(context: Context, words: Sequence[str]) -> int:
         raise AgentctlError(USAGE, "no job is named", "expected jobs, or some of --user, --name, --state", "scancel 12")
     ids = [states.ours(word) for word in named]
     if not named:
-        asked = {**filters, **({"states": filters["state"]} if "state" in filters else {})}
+        asked = {"mine": "", **filters} if "user" not in filters else dict(filters)
+        asked |= {"states": filters["state"]} if "state" in filters else {}
         ids = [job["id"] for job in looking.found(context, asked, False)]
     first: AgentctlError | None = None
     for id in ids:
@@ -76,7 +78,7 @@ def _show(context: Context, ids: Sequence[str]) -> int:
             f"   Command={' '.join(job['argv'])[:200]!r}",
             f"   WorkDir={job['cwd']} StdOut={job.get('stdout', '')}",
         ]
-        context.say("\n".join(lines) + "\n")
+        context.say("\n".join(map(printable, lines)) + "\n")
     return 0
 
 

@@ -1,16 +1,18 @@
-"""squeue, sinfo, sacct: lists in Slurm's form. `sacct` shows what the log remembers, its newest thousand ended jobs."""
+"""squeue, sinfo, sacct: lists in Slurm's form. `sacct` shows jobs of the log, and of the records of ended ones."""
 
 import os
-import pwd
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from cli.books.history import slurm_state
 from cli.client import USAGE, AgentctlError
 from cli.context import Context
-from cli.slurm import states
+from cli.slurm import books, states
 from cli.slurm.options import read
 from cli.slurm.states import PARTITION
+from cli.table import printable
+from cli.tls import SCHEME
 
 SQUEUE = "%.18i %.9P %.8j %.8u %.2t %.10M %.6D %R"
 SQUEUE_LONG = "%.18i %.9P %.8j %.8u %.8T %.10M %.9l %.6D %R"
@@ -33,10 +35,10 @@ def squeue(context: Context, words: Sequence[str]) -> int:
 
 
 def found(context: Context, said: Mapping[str, str], everything: bool) -> list[dict[str, Any]]:
-    """The jobs that these options of Slurm name."""
+    """The jobs that these options of Slurm name. `mine` is none of Slurm's: own ones, and for operators all."""
     wish: dict[str, Any] = {"all": 1 if everything else None}
-    if "me" in said:
-        wish["user" if os.geteuid() else "mine"] = pwd.getpwuid(os.geteuid()).pw_name if os.geteuid() else 1
+    if "me" in said or "mine" in said:
+        wish["mine"] = 1
     elif "user" in said:
         wish["user"] = said["user"]
     if "name" in said:
@@ -46,10 +48,20 @@ def found(context: Context, said: Mapping[str, str], everything: bool) -> list[d
     if said.get("states", "all").lower() != "all":
         wish["state"] = ",".join(states.state_of(word) for word in said["states"].split(","))
     jobs: list[dict[str, Any]] = context.agent.get("jobs", **wish).data
+    if "me" in said:
+        jobs = [job for job in jobs if _is_own(context, job)]
     if "jobs" not in said:
         return jobs
     wanted = [states.ours(id) for id in said["jobs"].split(",") if id]
     return [job for job in jobs if any(_is(job, id) for id in wanted)]
+
+
+def _is_own(context: Context, job: Mapping[str, Any]) -> bool:
+    """Whether a job is the caller's, among those that the agent calls own: for root and its own user these are all.
+    What these two submit has no user. A certificate may name somebody else than this host does: then it is the agent
+    that knows."""
+    by_certificate = str(context.agent.address).startswith(SCHEME)
+    return by_certificate or job.get("uid") in (None, os.geteuid())
 
 
 def _is(job: Mapping[str, Any], id: str) -> bool:
@@ -89,7 +101,7 @@ FIELDS: Mapping[str, Any] = {
     "partition": lambda job: PARTITION,
     "account": lambda job: job["tenant"],
     "user": lambda job: job.get("user", ""),
-    "state": lambda job: states.STATES[job["state"]][1],
+    "state": lambda job: slurm_state(job) if job.get("ended_as") else states.STATES[job["state"]][1],
     "exitcode": lambda job: _exit_code(job["exit_code"]),
     "nodelist": lambda job: ",".join(states.nodes_of(job)) or "None assigned",
     "nnodes": lambda job: len(states.nodes_of(job)) or 1,
@@ -105,7 +117,7 @@ FIELDS: Mapping[str, Any] = {
 
 
 def sacct(context: Context, words: Sequence[str]) -> int:
-    values = {**_LISTS, "state": "s", "starttime": "", "endtime": "E"}
+    values = {**_LISTS, "state": "s", "starttime": "S", "endtime": "E"}
     values |= {"states": "", "sort": ""}
     flags = {"noheader": "n", "parsable2": "P", "parsable": "p", "allocations": "X", "allusers": "a", "me": ""}
     values |= {"name": "", "partition": "r"}
@@ -117,14 +129,33 @@ def sacct(context: Context, words: Sequence[str]) -> int:
         if name.lower() not in FIELDS:
             why = f"expected some of {', '.join(FIELDS)}"
             raise AgentctlError(USAGE, f"invalid field {name[:40]}", why, "sacct -o JobID,State")
-    jobs = found(context, asked, True)
+    jobs = _accounted(context, asked)
     between = "|" if "parsable2" in asked or "parsable" in asked else " "
     rows = [] if "noheader" in asked else [names]
     rows += [[str(FIELDS[name.lower()](job)) for name in names] for job in jobs]
-    for row in rows:
+    for row in (list(map(printable, row)) for row in rows):
         cells = row if between == "|" else [f"{cell[:20]:<20}" for cell in row]
         context.say(between.join(cells).rstrip() + ("|" if "parsable" in asked else ""))
     return 0
+
+
+def _accounted(context: Context, asked: Mapping[str, str]) -> list[dict[str, Any]]:
+    """The jobs of the log, and the ended ones that it has forgotten, that these options name, in order of their ids."""
+    since_s, until_s = (books.moment(asked.get(name)) for name in ("starttime", "endtime"))
+    jobs = found(context, asked, True)
+    if "jobs" in asked:
+        ids = [states.ours(id) for id in asked["jobs"].split(",") if id]
+        known = {name for job in jobs for name in (job["id"], job.get("task"))}
+        forgotten = books.of_ids(context, [id for id in ids if "[" not in id and id not in known], asked)
+    else:
+        forgotten = books.without(books.of_books(context, asked, since_s), jobs)
+    if "me" in asked:
+        forgotten = [job for job in forgotten if _is_own(context, job)]
+    if asked.get("states", "all").lower() != "all":
+        wanted = [states.state_of(word) for word in asked["states"].split(",")]
+        forgotten = [job for job in forgotten if job["state"] in wanted]
+    jobs = [job for job in (*forgotten, *jobs) if books.within(job, since_s, until_s)]
+    return sorted(jobs, key=lambda job: int(job["id"][1:]))
 
 
 def _exit_code(code: int | None) -> str:

@@ -33,5 +33,5 @@ def run(name: str, words: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(add_help=False)
     submit.arguments(parser)
     args = parser.parse_args([])
-    args.json, args.timeout, args.noun = False, None, name
+    args.json, args.timeout, args.noun, args.color = False, None, name, "auto"
     return COMMANDS[name](Context(args, find(None, os.environ), Paint("auto")), words)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from cli.client import USAGE, AgentctlError
+from cli.table import printable
 
 STATES = {
     "queued": ("PD", "PENDING"),
@@ -119,7 +120,7 @@ def line(form: str, job: Mapping[str, Any] | None) -> str:
             known = " ".join(f"%{letter}" for letter in LETTERS)
             raise AgentctlError(USAGE, f"invalid format {found[0]}", f"expected some of {known}", "squeue -o '%i %T'")
         title, shown = LETTERS[found[3]]
-        text, width = title if job is None else str(shown(job)), int(found[2] or 0)
+        text, width = title if job is None else printable(str(shown(job))), int(found[2] or 0)
         if not width:
             return text
         return text[:width].rjust(width) if found[1] else text[:width].ljust(width)

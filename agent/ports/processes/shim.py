@@ -266,7 +266,8 @@ class Output:
 
 class UsersFile:
     """A file of the user's choice to which a rank's output is added as well, by the user's own umask; empty: none. What
-    cannot be written is dropped, and the rank's output says so once. OSError when it cannot be opened."""
+    cannot be written is dropped, and the rank's output says so once. OSError when it cannot be opened, as a named pipe
+    that nobody reads: neither its reader nor the rank is waited for."""
 
     def __init__(self, path: str, output: Output, umask: int) -> None:
         self.path, self.output, self.file = path, output, -1
@@ -275,7 +276,8 @@ class UsersFile:
         before = os.umask(umask)
         try:
             os.makedirs(os.path.dirname(path), exist_ok=True)
-            self.file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOCTTY, 0o666)
+            how = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
+            self.file = os.open(path, how, 0o666)
         finally:
             os.umask(before)
 
@@ -321,10 +323,11 @@ class Streams:
         return len(data)
 
     def drain(self) -> None:
-        """Move what is in the pipes."""
+        """Move what is in the pipes, and no more than fits into them: a process may go on to write for ever."""
         for pipe in self.files:
-            while self.pump(pipe) > 0:
-                continue
+            moved = part = 0
+            while moved < PIPE_BYTES and (part := self.pump(pipe)) > 0:
+                moved += part
 
 
 def free_at(file: int) -> int:

@@ -7,7 +7,7 @@ import sqlite3
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import pytest
@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from agent.ports import job_records
 from agent.ports.job_records import RecordFile, ThreadedRecords
-from covey.core.job_records import GpuSeconds, JobRecord, RecordsAsked, lacking, ranges_of
+from covey.core.job_records import By, GpuSeconds, JobRecord, RecordsAsked, lacking, ranges_of
 from plugins.scheduler.machine.books.asked_for import joined, without
 
 HELD = GpuSeconds(held=100.0, used=40.0, idle=10.0, unknown=5.0, preempted=20.0, failed=15.0, restarts=10.0)
@@ -91,6 +91,8 @@ def test_sums_are_those_of_the_rows_and_a_gpu_has_its_part_of_its_jobs(file: Rec
     assert (one.of, one.seconds, other.of) == ("gpu1 GPU-0", HELD.times(0.75), "gpu2 GPU-1")
     (one.seconds + other.seconds).check()
     assert file.sums(RecordsAsked(user="nobody"), "user") == []
+    for by in get_args(By):
+        assert file.sums(RecordsAsked(limit=1), by) == file.sums(RecordsAsked(), by), "a sum is of all jobs"
 
 
 # ---- bounds ----

@@ -67,9 +67,27 @@ async def test_output_goes_to_files_of_the_users_choice_as_well(port: RealProces
     assert one.read_text() == "1\n3\n4\n", "it is added, and both streams go there"
     with pytest.raises(OSError, match="Is a directory"):
         await port.start(told("echo 5", stdout=str(tmp_path)))
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="No such device or address"):
+        await asyncio.wait_for(port.start(told("echo 5", stdout=str(tmp_path / "pipe"))), 20.0)
     assert await (await port.start(told("echo 6; echo 7 >&2", stdout="/dev/full"))).wait() == 0
     log = (tmp_path / "out/log").read_text()
     assert "[covey: /dev/full gets nothing more: No space left on device]" in log and log.count("7\n") == 1
+
+
+def test_who_writes_on_after_a_ranks_end_does_not_keep_it_from_being_told() -> None:
+    """A shim moves what was in the pipes when its rank ended, and then writes down how."""
+    streams, moved = object.__new__(shim.Streams), 0
+
+    def pump(pipe: int) -> int:
+        nonlocal moved
+        moved += 4096
+        assert moved <= 2 * shim.PIPE_BYTES, "it goes on as long as somebody writes"
+        return 4096
+
+    streams.files, streams.pump = dict.fromkeys((3, 4)), pump  # type: ignore[method-assign, assignment]
+    streams.drain()
+    assert moved == 2 * shim.PIPE_BYTES, "all that may be in two pipes"
 
 
 async def test_a_command_inherits_no_files_and_has_a_session_of_its_own(port: RealProcesses, tmp_path: Path) -> None:
