@@ -115,3 +115,35 @@ def test_the_groups_of_a_dimension_are_those_made_together_that_have_all_ranks()
     some = [("mesh_a", (0, 1)), ("mesh_b", (0, 1)), ("mesh_b", (1, 2)), ("mesh_b", (3,))]
     made = [MadeGroup(number, *each) for number, each in enumerate(some, 1)]
     assert [row_of(made, each.number, 4) for each in made] == [None] * 4
+
+
+@pytest.mark.parametrize(
+    ("mesh", "alike", "parts"),
+    [
+        ([[0, 1], [2, 3]], [(0, 2), (1, 3)] * 2, [0, 1, 0, 1]),
+        ([[0, 2], [1, 3]], [(0, 1), (0, 1), (2, 3), (2, 3)], [0, 0, 1, 1]),
+    ],
+)
+def test_a_shard_is_known_by_its_part_in_whatever_order_a_mesh_has_its_ranks(
+    mesh: list[list[int]], alike: list[tuple[int, ...]], parts: list[int]
+) -> None:
+    """Else a job that continues on a mesh of another order would take parts for others, of the same size."""
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    from covey.frameworks.torch.sharded.replicas import replicas_of
+    from covey.frameworks.torch.sharded.shard_state import PARTS
+
+    for rank, part in enumerate(parts):
+        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=4)
+        try:
+            of = DeviceMesh("cpu", torch.tensor(mesh))
+            weight = DTensor.from_local(torch.zeros(2, 3), of, [Replicate(), Shard(0)], run_check=False)
+            assert replicas_of([weight], 4) == alike
+            (said,) = PARTS.described([("weight", weight)])["shard"]
+            assert said.startswith("weight (2, 3) ") and said.endswith(f" part [{part}]")
+        finally:
+            dist.destroy_process_group()

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import DTensor
 
 from covey.core.errors import CoveyError
 from covey.frameworks.torch.devices import DeviceReads
@@ -35,7 +35,7 @@ from covey.frameworks.torch.heal import HealedTraining, Phase, late_draws
 from covey.frameworks.torch.healed_ddp import check_alone, follows
 from covey.frameworks.torch.random_state import generators
 from covey.frameworks.torch.sharded.shard_set import MADE_SHARDS, opened_part, save_together, write_shard
-from covey.frameworks.torch.sharded.shard_state import PARTS, gathered_back
+from covey.frameworks.torch.sharded.shard_state import PARTS, divides, gathered_back
 from covey.frameworks.torch.state import TrainingState
 from covey.frameworks.torch.steps.held_words import held_words
 from covey.healing.checkpoint import Checkpoint
@@ -53,11 +53,11 @@ def replicas_of(parameters: Sequence[Any], ranks: int) -> list[tuple[int, ...]]:
     """By rank: the ranks that hold the same parts of these parameters, itself among them."""
     keys: list[list[Any]] = [[] for _ in range(ranks)]
     for mesh, placed in {(each.device_mesh, each.placements): None for each in parameters if isinstance(each, DTensor)}:
-        divides = [at for at, each in enumerate(placed) if not isinstance(each, Replicate)]
+        dimensions = divides(placed)
         places = {int(rank): tuple(at) for rank, *at in _places(mesh.mesh)}
         for rank, key in enumerate(keys):
             at = places.get(rank)
-            key.append((rank,) if at is None else tuple(at[dimension] for dimension in divides))
+            key.append((rank,) if at is None else tuple(at[each] for each in dimensions))
     return [tuple(other for other in range(ranks) if keys[other] == key) for key in keys]
 
 

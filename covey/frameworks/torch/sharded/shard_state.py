@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate
 
 from covey.core.errors import CoveyError
 from covey.frameworks.torch.devices import DeviceReads, Say, devices_of
@@ -138,7 +138,17 @@ def _shards(parameters: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _placed(tensor: Any) -> str:
-    return " ".join(map(str, tensor.placements)) if isinstance(tensor, DTensor) else "whole"
+    """How a tensor is divided, and which part of it this rank has: equal on replicas of that part, and on no others."""
+    if not isinstance(tensor, DTensor):
+        return "whole"
+    at = tensor.device_mesh.get_coordinate()
+    part = None if at is None else [at[each] for each in divides(tensor.placements)]
+    return f"{' '.join(map(str, tensor.placements))} part {part}"
+
+
+def divides(placements: Sequence[Any]) -> list[int]:
+    """The dimensions of a mesh along which a tensor with these placements is divided."""
+    return [at for at, each in enumerate(placements) if not isinstance(each, Replicate)]
 
 
 def _divided(value: Any, parameter: Any) -> Any:
