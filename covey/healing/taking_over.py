@@ -96,7 +96,7 @@ class TakingOver:
         self._others = [*range(rank + 1, world_size), *range(rank)]
         """The other ranks, in the order in which they are asked: each successor begins with those after its own."""
         self._alike = [each for each in self._others if not alike or each in alike]
-        """Those of them that can give the state."""
+        """The other ranks that can give the state, in the order of `_others`."""
         self.gone: dict[int, str] = {}
         """Ranks that have left and answer nothing, with a sentence for people on each."""
         self._haves: dict[int, Have] = {}

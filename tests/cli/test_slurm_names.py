@@ -57,7 +57,7 @@ def test_sacct_shows_the_log_and_what_the_log_has_forgotten(by_name: By, agent: 
         by_name("sacct", "-S", "soon")
 
 
-def test_sacct_asks_for_the_record_of_a_job_that_is_named_and_says_what_it_cannot_read(
+def test_sacct_asks_for_records_of_named_jobs_and_says_what_it_cannot_read(
     by_name: By, agent: FakeAgent, job: Job
 ) -> None:
     agent.replies["GET /v1/jobs"] = [ended(job, "j30")]
