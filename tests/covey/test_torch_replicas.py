@@ -55,7 +55,7 @@ def disturbed(gang: TrainedGang, draws: random.Random, after: list[int], pairs: 
 
 
 def test_a_divided_training_whose_ranks_are_killed_ends_with_the_same_bits(gangs: Gangs) -> None:
-    """Two ranks are killed at once, too, that hold different shards, of one replica and of both; in steps, and after epochs."""
+    """Ranks are killed two at once, too: of different shards, one replica, both; in steps, and after epochs."""
     gang = gangs("epochs", 24)
     disturbed(gang, random.Random(5), [0, 6, 11, 17], [(3,), (1, 2), (0, 1), (2,)])
     assert learnt(gang) == learnt(gangs("epochs", 24))
