@@ -164,7 +164,9 @@ class RanksSpec(msgspec.Struct, frozen=True, kw_only=True):
     attempt: int = 1
     """The number of starts of the job, this one included."""
     grace_s: float = 60.0
-    """Seconds between SIGTERM and SIGKILL."""
+    """Seconds between the stop signal and SIGKILL."""
+    stop_signal: str = "TERM"
+    """The signal that asks ranks to end, without its SIG."""
     share_host: str = ""
     """The group of jobs with which these ranks take turns on this host (`JobSpec.share_host`); empty: none."""
     bind_gpus: bool = False
@@ -263,8 +265,8 @@ class Runner(Protocol):
         forgotten."""
 
     async def stop(self, job: JobId, epoch: int, grace_s: float, why: str) -> None:
-        """Send SIGTERM to the ranks' main processes, and SIGKILL to all their processes after `grace_s` seconds.
-        Idempotent; `RanksEnded` follows."""
+        """Send the stop signal to the ranks' main processes, and SIGKILL to all their processes after `grace_s`
+        seconds. Idempotent; `RanksEnded` follows."""
 
     async def keep_stacks(self, job: JobId, epoch: int) -> None:
         """Let the ranks here that can (`covey.hooks.stacks`) write where each of their threads is into their output. It

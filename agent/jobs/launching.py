@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from signal import Signals
 
 from agent.jobs.limits import NVIDIA
 from agent.jobs.rank_env import RankEndpoints, cores_of, environment, memory_of, set_by_covey, visible
@@ -74,6 +75,7 @@ class Launching:
             epoch=spec.epoch,
             ranks=self._starts(record),
             grace_s=spec.grace_s,
+            stop_signal=Signals[f"SIG{spec.stop_signal}"],
             state=file_of(key, "state"),
             preempt=file_of(key, "preempt"),
             socket=self.socket(spec),

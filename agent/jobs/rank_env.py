@@ -200,6 +200,7 @@ def _ours(spec: RanksSpec, rank: RankSpec, door: RankEndpoints) -> dict[str, obj
         "COVEY_TOKEN": door.token,
         "COVEY_SOCKET": door.socket,
         "COVEY_PREEMPT_FILE": door.preempt_file,
+        **({"COVEY_STOP_SIGNAL": spec.stop_signal} if spec.stop_signal != "TERM" else {}),
         **_saved(spec),
         "COVEY_CHECKPOINT_DIR": checkpoints_of(spec),
         **_of_others(spec),

@@ -45,6 +45,8 @@ class SupervisorConfig(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int
     ranks: tuple[RankStart, ...]
     grace_s: float
+    stop_signal: int = SIGTERM
+    """The number of the signal that asks ranks to end."""
     state: str
     """Disk name of the state file."""
     preempt: str
@@ -110,8 +112,8 @@ class SupervisorState(msgspec.Struct, frozen=True, kw_only=True):
     healing: dict[int, RankHealing] = {}
     """The ranks that may be lost, since the others have what a successor needs."""
     signalled: bool = False
-    """Whether SIGTERM went out: a supervisor that takes over does not send a second one, which may end a script that
-    saves."""
+    """Whether the stop signal went out: a supervisor that takes over does not send a second one, which may end a
+    script that saves."""
     changed: int = 0
     """The newest `LeaveRanks` whose ranks have all ended, with all that they started."""
     leaving: tuple[ProcessId, ...] = ()
@@ -131,8 +133,8 @@ class RanksStatus(SupervisorFrame, frozen=True):
 
 
 class StopRanks(SupervisorFrame, frozen=True):
-    """Agent -> supervisor: SIGTERM now, SIGKILL after `grace_s` seconds. A second one can only shorten the grace.
-    `firm`: from now on no rank may ask for more."""
+    """Agent -> supervisor: the stop signal now, SIGKILL after `grace_s` seconds. A second one can only shorten the
+    grace. `firm`: from now on no rank may ask for more."""
 
     grace_s: float
     why: str
@@ -207,7 +209,7 @@ class Adopting(Protocol):
     """Processes whose descendants can be adopted: the real ones. Simulated processes have no descendants."""
 
     def adopt(self) -> None: ...
-    def ask_strays(self) -> int: ...
+    def ask_strays(self, number: int) -> int: ...
     async def end_strays(self, grace_s: float, timeout_s: float = 5.0) -> int: ...
     async def end_rest_of(self, process: ProcessId, timeout_s: float = 5.0) -> int: ...
 

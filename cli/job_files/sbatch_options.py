@@ -8,11 +8,13 @@ the command that follows it (`covey/hooks/slurm/srun`).
 """
 
 import re
+import signal
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 from cli.client import USAGE, AgentctlError
+from plugins.scheduler.messages.options import GRACE_S_MAX, StopSignal
 
 VALUE, FLAG, MAYBE = "value", "flag", "maybe"
 """Whether an option takes a value: always, never, or only after a `=`."""
@@ -359,11 +361,19 @@ def _ending(said: Mapping[str, Given], notes: list[str]) -> list[str]:
     found = re.fullmatch(r"(?:[BR]{1,2}:)?(?:SIG)?([A-Z0-9]+)(?:@(\d{1,5}))?", value.upper())
     if found is None:
         raise wrong(place, f"invalid --signal={value}", "expected SIGNAL@SECONDS", "--signal=TERM@120")
-    if found[1] not in ("TERM", "15"):
-        notes.append(f"{place}: --signal={value}: ranks are asked to end by SIGTERM, not by {found[1]}")
-    seconds = min(int(found[2] or 60), 3600)
-    notes.append(f"{place}: --signal={value}: the signal comes at the time limit, and SIGKILL {seconds} s after it")
-    return ["--grace", f"{seconds}s"]
+    signals: Sequence[str] = get_args(StopSignal)
+    name = {str(signal.Signals[f"SIG{name}"].value): name for name in signals}.get(str(found[1]), str(found[1]))
+    if name not in signals:
+        why = f"a job is asked to end by one of {', '.join(signals)}"
+        raise wrong(place, f"invalid --signal={value}", why, "--signal=USR1@120")
+    seconds = int(found[2] or 60)
+    words = ["--stop-signal", name, "--grace", f"{min(seconds, GRACE_S_MAX)}s"]
+    limit_s = time_of(said["time"]) if "time" in said else None
+    if limit_s is not None and 0 < seconds < limit_s:
+        words += ["--signal-before", f"{seconds}s"]
+    elif seconds > GRACE_S_MAX:
+        notes.append(f"{place}: --signal={value}: SIGKILL comes {GRACE_S_MAX} s after {name}")
+    return words
 
 
 def _environment(said: Mapping[str, Given]) -> list[str]:

@@ -7,7 +7,7 @@ from cli.context import Context
 from cli.job_files import sbatch_options
 from cli.job_files.sbatch_options import Given
 from cli.jobs.cancel import ask
-from cli.slurm import looking, states
+from cli.slurm import looking, nodes, states
 from cli.slurm.options import read
 from cli.table import printable
 
@@ -48,8 +48,10 @@ def scontrol(context: Context, words: Sequence[str]) -> int:
             for name in ",".join(lists).split(","):
                 context.say(name)
             return 0
-        case ["show", ("node" | "nodes" | "partition" | "partitions"), *_]:
-            return looking.sinfo(context, [])
+        case ["show", ("node" | "nodes"), *names]:
+            return nodes.show_nodes(context, names)
+        case ["show", ("partition" | "partitions"), *_]:
+            return nodes.show_partition(context)
         case [("hold" | "release" | "requeue") as verb, *ids] if ids:
             for id in ",".join(ids).split(","):
                 context.agent.post("jobs", states.ours(id), verb)

@@ -1,5 +1,6 @@
 """Jobs that the log has forgotten, from the records of ended jobs (`agentctl history`), for `sacct`."""
 
+import re
 import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -14,6 +15,9 @@ LIMIT_MAX = 100_000
 """The most jobs that an agent lists (`plugins.scheduler.machine.books.asked_for`)."""
 ONE = {"user": "user", "account": "tenant", "name": "name"}
 """Options of sacct with which records are asked for -> the field of a job."""
+
+UNITS_S = {"seconds": 1, "minutes": 60, "hours": 3600, "days": 86_400, "weeks": 604_800}
+"""Slurm's units of time -> seconds."""
 
 
 def of_books(context: Context, said: Mapping[str, str], since_s: float | None) -> list[dict[str, Any]]:
@@ -71,8 +75,17 @@ def as_job(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def moment(text: str | None) -> float | None:
-    """Seconds since 1970 of a time that sacct takes."""
-    return history.since(text, time.time(), "--starttime")
+    """Seconds since 1970 of a time that sacct takes: ours, and Slurm's `now`, `now-2days`, `today` and `midnight`."""
+    if text is None:
+        return None
+    now_s, word = time.time(), text.strip().lower()
+    if word in ("today", "midnight"):
+        return time.mktime((*time.localtime(now_s)[:3], 0, 0, 0, 0, 0, -1))
+    if found := re.fullmatch(r"now(?:([+-])(\d{1,9})([a-z]*))?", word):
+        unit = UNITS_S.get(found[3] or "seconds") or UNITS_S.get(f"{found[3]}s")
+        if unit is not None:
+            return now_s + int(found[2] or 0) * unit * (-1 if found[1] == "-" else 1)
+    return history.since(text, now_s, "--starttime")
 
 
 def within(job: Mapping[str, Any], since_s: float | None, until_s: float | None) -> bool:

@@ -1,6 +1,7 @@
-"""squeue, sinfo, sacct: lists in Slurm's form. `sacct` shows jobs of the log, and of the records of ended ones."""
+"""squeue and sacct: lists of jobs in Slurm's form. `sacct` shows jobs of the log, and of the records of ended ones."""
 
 import os
+import re
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,13 +19,15 @@ SQUEUE = "%.18i %.9P %.8j %.8u %.2t %.10M %.6D %R"
 SQUEUE_LONG = "%.18i %.9P %.8j %.8u %.8T %.10M %.9l %.6D %R"
 SACCT = "JobID,JobName,Partition,Account,State,ExitCode"
 _LISTS = {"user": "u", "jobs": "j", "states": "t", "name": "n", "account": "A", "format": "o", "sort": "S",
-          "partition": "p"}  # fmt: skip
+          "partition": "p",
+          "clusters": "M"}  # fmt: skip
 _FLAGS = {"noheader": "h", "long": "l", "all": "a", "array": "r", "me": ""}
 
 
 def squeue(context: Context, words: Sequence[str]) -> int:
     said = read("squeue", words, _LISTS, _FLAGS)
-    _no_words("squeue", said.words)
+    no_words("squeue", said.words)
+    states.one_cluster("squeue", said.values)
     jobs = found(context, said.values, False)
     form = said.values.get("format") or (SQUEUE_LONG if "long" in said.values else SQUEUE)
     if "noheader" not in said.values:
@@ -69,31 +72,6 @@ def _is(job: Mapping[str, Any], id: str) -> bool:
     return id in (job["id"], job.get("task")) or str(job.get("task", "")).startswith(f"{id}[")
 
 
-def sinfo(context: Context, words: Sequence[str]) -> int:
-    said = read("sinfo", words, {"partition": "p"}, {"noheader": "h", "Node": "N", "long": "l", "summarize": "s"})
-    _no_words("sinfo", said.words)
-    by_state: dict[str, list[str]] = {}
-    for host in context.agent.get("hosts").data:
-        by_state.setdefault(_state_of_host(host), []).append(host["host"])
-    form = "{:<10} {:<5} {:>10} {:>6} {:<8} {}"
-    if "noheader" not in said.values:
-        context.say(form.format("PARTITION", "AVAIL", "TIMELIMIT", "NODES", "STATE", "NODELIST"))
-    for state, hosts in sorted(by_state.items()):
-        context.say(form.format(f"{PARTITION}*", "up", "infinite", len(hosts), state, ",".join(sorted(hosts))))
-    return 0
-
-
-def _state_of_host(host: Mapping[str, Any]) -> str:
-    if host["state"] not in ("alive", "suspect"):
-        return "down"
-    if host.get("drained"):
-        return "drain"
-    free, total = host.get("gpus_free"), host.get("gpus_total")
-    if not total or free == total:
-        return "idle"
-    return "alloc" if free == 0 else "mix"
-
-
 FIELDS: Mapping[str, Any] = {
     "jobid": states.id_of,
     "jobidraw": lambda job: job["id"][1:],
@@ -112,6 +90,7 @@ FIELDS: Mapping[str, Any] = {
     "start": lambda job: _moment(job["times"]["started_wall_s"]),
     "end": lambda job: _moment(job["times"]["ended_wall_s"]),
     "workdir": lambda job: job["cwd"],
+    "reason": lambda job: job.get("ended_as") or states.reason_of(job) or "None",
 }
 """Fields of sacct, in lower case -> what they show of a job."""
 
@@ -122,9 +101,11 @@ def sacct(context: Context, words: Sequence[str]) -> int:
     flags = {"noheader": "n", "parsable2": "P", "parsable": "p", "allocations": "X", "allusers": "a", "me": ""}
     values |= {"name": "", "partition": "r"}
     said = read("sacct", words, values, flags)
-    _no_words("sacct", said.words)
+    no_words("sacct", said.words)
+    states.one_cluster("sacct", said.values)
     asked = {**said.values, **({"states": said.values["state"]} if "state" in said.values else {})}
-    names = [name.partition("%")[0] for name in (asked.get("format") or SACCT).split(",") if name]
+    asked_for = [name.partition("%") for name in (asked.get("format") or SACCT).split(",") if name]
+    names, widths = [name for name, _, _ in asked_for], [_width(width) for _, _, width in asked_for]
     for name in names:
         if name.lower() not in FIELDS:
             why = f"expected some of {', '.join(FIELDS)}"
@@ -134,14 +115,28 @@ def sacct(context: Context, words: Sequence[str]) -> int:
     rows = [] if "noheader" in asked else [names]
     rows += [[str(FIELDS[name.lower()](job)) for name in names] for job in jobs]
     for row in (list(map(printable, row)) for row in rows):
-        cells = row if between == "|" else [f"{cell[:20]:<20}" for cell in row]
+        cells = row if between == "|" else [_in(cell, width) for cell, width in zip(row, widths, strict=True)]
         context.say(between.join(cells).rstrip() + ("|" if "parsable" in asked else ""))
     return 0
+
+
+def _width(text: str) -> int:
+    """The width of a column, in characters: `%20` fills on the left, `%-20` on the right, as Slurm has it. 20 to the
+    right unless it is said. AgentctlError: it is none."""
+    if not re.fullmatch(r"-?[1-9]\d{0,4}|", text):
+        raise AgentctlError(USAGE, f"invalid width {text[:40]}", "expected a number after %", "sacct -o JobName%30")
+    return int(text or -20)
+
+
+def _in(cell: str, width: int) -> str:
+    return cell[:width].rjust(width) if width > 0 else cell[:-width].ljust(-width)
 
 
 def _accounted(context: Context, asked: Mapping[str, str]) -> list[dict[str, Any]]:
     """The jobs of the log, and the ended ones that it has forgotten, that these options name, in order of their ids."""
     since_s, until_s = (books.moment(asked.get(name)) for name in ("starttime", "endtime"))
+    if "jobs" in asked:
+        asked = {**asked, "jobs": ",".join(_without_step(id) for id in asked["jobs"].split(","))}
     jobs = found(context, asked, True)
     if "jobs" in asked:
         ids = [states.ours(id) for id in asked["jobs"].split(",") if id]
@@ -158,6 +153,12 @@ def _accounted(context: Context, asked: Mapping[str, str]) -> list[dict[str, Any
     return sorted(jobs, key=lambda job: int(job["id"][1:]))
 
 
+def _without_step(id: str) -> str:
+    """The job of `12.0` or `12.batch`: a job has one step here. Empty for a later one, which no job has."""
+    job, _, step = id.partition(".")
+    return job if step in ("", "0", "batch") else ""
+
+
 def _exit_code(code: int | None) -> str:
     """`3:0`, or `0:15` of a job that a signal ended."""
     return f"0:{code - 128}" if code is not None and code > 128 else f"{code or 0}:0"
@@ -167,6 +168,6 @@ def _moment(wall_s: float | None) -> str:
     return "Unknown" if wall_s is None else time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(wall_s))
 
 
-def _no_words(program: str, words: Sequence[str]) -> None:
+def no_words(program: str, words: Sequence[str]) -> None:
     if words:
         raise AgentctlError(USAGE, f"unexpected argument {words[0]!r}", f"{program} takes options", f"{program} --me")

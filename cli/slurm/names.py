@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from cli.client import find
 from cli.context import Context
 from cli.jobs import submit
-from cli.slurm import acting, looking, sbatch
+from cli.slurm import acting, looking, nodes, sbatch
 from cli.table import Paint
 
 COMMANDS = {
     "sbatch": sbatch.run,
     "squeue": looking.squeue,
     "scancel": acting.scancel,
-    "sinfo": looking.sinfo,
+    "sinfo": nodes.sinfo,
     "sacct": looking.sacct,
     "scontrol": acting.scontrol,
 }

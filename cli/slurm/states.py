@@ -83,7 +83,9 @@ def time_limit(job: Mapping[str, Any]) -> str:
     return "UNLIMITED" if job.get("time_limit_s") is None else clock(job["time_limit_s"])
 
 
-LETTERS: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], Any]]] = {
+Letters = Mapping[str, tuple[str, Callable[[Any], Any]]]
+"""Letters of a format -> title, and what they show of what a line is about."""
+LETTERS: Letters = {
     "i": ("JOBID", id_of),
     "A": ("JOBID", lambda job: job["id"][1:]),
     "F": ("ARRAY_JOB_ID", lambda job: id_of(job).partition("_")[0]),
@@ -110,19 +112,31 @@ LETTERS: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], Any]]] = {
 _FIELD = re.compile(r"%(\.?)(\d*)(.)")
 
 
-def line(form: str, job: Mapping[str, Any] | None) -> str:
-    """A line of squeue in this format; its titles when there is no job. AgentctlError: a letter stands for nothing."""
+def letters_of(form: str) -> set[str]:
+    return {found[3] for found in _FIELD.finditer(form)}
+
+
+def line(form: str, about: Any, letters: Letters = LETTERS) -> str:
+    """A line in this format of squeue, or of whatever has these letters; its titles when it is about nothing (None).
+    AgentctlError: a letter stands for nothing."""
 
     def part(found: re.Match[str]) -> str:
         if found[3] == "%":
             return "%"
-        if found[3] not in LETTERS:
-            known = " ".join(f"%{letter}" for letter in LETTERS)
-            raise AgentctlError(USAGE, f"invalid format {found[0]}", f"expected some of {known}", "squeue -o '%i %T'")
-        title, shown = LETTERS[found[3]]
-        text, width = title if job is None else printable(str(shown(job))), int(found[2] or 0)
+        if found[3] not in letters:
+            known = " ".join(f"%{letter}" for letter in letters)
+            raise AgentctlError(USAGE, f"invalid format {found[0]}", f"expected some of {known}", "leave it out")
+        title, shown = letters[found[3]]
+        text, width = title if about is None else printable(str(shown(about))), int(found[2] or 0)
         if not width:
             return text
         return text[:width].rjust(width) if found[1] else text[:width].ljust(width)
 
     return _FIELD.sub(part, form).rstrip()
+
+
+def one_cluster(program: str, said: Mapping[str, str]) -> None:
+    """AgentctlError: another cluster than the one rack is asked for."""
+    if said.get("clusters", "all") not in ("all", PARTITION):
+        why = "there is one rack: agentctl --agent ADDRESS asks another one"
+        raise AgentctlError(USAGE, f"invalid --clusters={said['clusters'][:40]}", why, f"{program} without --clusters")

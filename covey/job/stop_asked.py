@@ -18,6 +18,7 @@ class StopAsked:
 
     def __init__(self, preempt_file: str) -> None:
         self._file = preempt_file
+        self._number = signal.Signals[f"SIG{os.environ.get('COVEY_STOP_SIGNAL', 'TERM')}"]
         self._stopping: Stopping | None = None
         self._listens = False
         self.saved: CheckpointSaved | None = None
@@ -36,11 +37,11 @@ class StopAsked:
         return max(0.0, self._killed_at_s - time.monotonic())
 
     def listens(self) -> None:
-        """The script asks whether to stop: from now on SIGTERM does not end it, if this is the main thread, and nothing
-        else was to happen."""
+        """The script asks whether to stop: from now on the stop signal does not end it, if this is the main thread, and
+        nothing else was to happen."""
         if not self._listens and threading.current_thread() is threading.main_thread():
             self._listens = True
-            if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            if signal.getsignal(self._number) is signal.SIG_DFL:
                 self.defer()
 
     def wrote(self, step: int, path: Path) -> CheckpointSaved:
@@ -49,12 +50,12 @@ class StopAsked:
         return self.saved
 
     def defer(self) -> None:
-        """SIGTERM only makes `asked` true from now on. Call it in the main thread."""
+        """The stop signal only makes `asked` true from now on. Call it in the main thread."""
 
         def deferred(_number: int, _frame: object) -> None:
-            self._stopping = self._stopping or Stopping(0.0, "SIGTERM")
+            self._stopping = self._stopping or Stopping(0.0, self._number.name)
 
-        signal.signal(signal.SIGTERM, deferred)
+        signal.signal(self._number, deferred)
 
     def asks_for_more(self) -> None:
         self._answered.clear()

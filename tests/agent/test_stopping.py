@@ -8,6 +8,7 @@ import textwrap
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from agent.jobs.runner import SupervisedRunner
@@ -36,7 +37,7 @@ TRAINER = textwrap.dedent("""
     if __name__ == "__main__":
         # As a data loader does it: the workers have no handler of their own.
         with multiprocessing.get_context("fork").Pool(4) as pool:
-            signal.signal(signal.SIGTERM, ask)
+            signal.signal(signal.Signals["SIG" + os.environ.get("COVEY_STOP_SIGNAL", "TERM")], ask)
             print("training", flush=True)
             while not asked:
                 assert pool.map(square, range(8)) == [n * n for n in range(8)]
@@ -71,8 +72,9 @@ class Stopped:
         await self.begin(*argv)
         return await self.ask(grace_s)
 
-    async def begin(self, *argv: str) -> None:
-        await self.runner.start(ranks("j1", *argv, MARK=MARK, PATH=os.environ["PATH"]))
+    async def begin(self, *argv: str, stop_signal: str = "TERM") -> None:
+        spec = ranks("j1", *argv, MARK=MARK, PATH=os.environ["PATH"])
+        await self.runner.start(msgspec.structs.replace(spec, stop_signal=stop_signal))
         await until(lambda: "training" in self.output() and bool(self.runner.running()))
 
     async def ask(self, grace_s: float = 20.0) -> RanksEnded:
@@ -126,15 +128,17 @@ async def test_a_shell_with_a_trap_passes_it_on_as_it_likes(host: Here, short: s
     assert told.codes == {0: 3}
 
 
-@pytest.mark.parametrize("wrapped", ["{}; echo never", "sh -c '{}; true'; true"])
+@pytest.mark.parametrize(("wrapped", "name"), [("{}; echo never", "USR1"), ("sh -c '{}; true'; true", "TERM")])
 async def test_what_a_shell_without_a_trap_was_running_is_asked_in_its_place(
-    host: Here, short: str, wrapped: str
+    host: Here, short: str, wrapped: str, name: str
 ) -> None:
-    """The shell dies of SIGTERM; the trainer it waited for gets its own and the rest of the grace, its workers none."""
+    """The shell dies of the job's stop signal; the trainer it waited for gets its own and the rest of the grace, its
+    workers none."""
     stopped = Stopped(host, short)
-    told = await stopped.play("/bin/sh", "-c", wrapped.format(stopped.python))
+    await stopped.begin("/bin/sh", "-c", wrapped.format(stopped.python), stop_signal=name)
+    told = await stopped.ask()
     assert SAVED in stopped.output() and "never" not in stopped.output()
-    assert told.codes == {0: -signal.SIGTERM}
+    assert told.codes == {0: -signal.Signals[f"SIG{name}"]}
 
 
 async def test_who_ignores_it_is_killed_with_all_it_started_also_in_other_sessions(host: Here, short: str) -> None:

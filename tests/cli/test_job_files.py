@@ -53,7 +53,8 @@ def test_a_script_says_its_options_and_its_text_goes_along(submit: Submit) -> No
         ("-n4 --gpus-per-task=2 --mem-per-cpu=2G -c 2", (4, 2, None, {"host_memory": 4 << 30})),
         ("--gpus 8 --gpus-per-task 2", (4, 2, None, {})),
         ("--time=90:30 -A ml -q opportunistic", (1, 0, None, {"time_limit_s": 5430.0, "tenant": "ml"})),
-        ("--signal=B:TERM@120 --export=NONE,A=1 -D /", (1, 0, None, {"grace_s": 120.0, "cwd": "/"})),
+        ("--signal=B:15@120 --export=NONE,A=1 -D /", (1, 0, None, {"grace_s": 120.0, "cwd": "/"})),
+        ("--signal=SIGUSR2@90 -t 5", (1, 0, None, {"stop_signal": "USR2", "grace_s": 90.0, "signal_before_s": 90.0})),
         ("-o out/%x-%j.%t -e err", (1, 0, None, {})),
     ],
 )
@@ -113,11 +114,12 @@ def test_what_is_wrong_in_a_file_is_named_and_nothing_is_sent(
 
 
 def test_what_slurm_does_otherwise_is_said(submit: Submit) -> None:
-    text = "#!/bin/sh\n#SBTACH -n 3\n#SBATCH -p gpu --mail-type=END --signal=USR1@90\ntrue\n#SBATCH -n 9\n"
+    text = "#!/bin/sh\n#SBTACH -n 3\n#SBATCH -p gpu --mail-type=END --signal=USR1@9000\ntrue\n#SBATCH -n 9\n"
     body, err = submit("j.sh", text)
-    assert body.get("workers", 1) == 1 and body["grace_s"] == 90.0
+    assert body.get("workers", 1) == 1 and body["grace_s"] == 3600.0
     for said in ("line 2: #SBTACH is a comment; did you mean #SBATCH?", "line 5: #SBATCH after the first command",
-                 "line 3: --mail-type: nobody gets mail", "partition gpu", "by SIGTERM, not by USR1"):  # fmt: skip
+                 "line 3: --mail-type: nobody gets mail", "partition gpu",
+                 "SIGKILL comes 3600 s after USR1"):  # fmt: skip
         assert f"{said}" in err, err
 
 

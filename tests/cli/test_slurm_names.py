@@ -2,14 +2,18 @@
 nothing of a job commands a terminal."""
 
 import os
+import subprocess
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
 from cli.client import AgentctlError
-from cli.slurm import names
+from cli.slurm import books, names
+from covey.hooks import SITE
 from plugins.history_views import JobReportView
 from tests.cli.conftest import FakeAgent
 from tests.cli.rack_answers import Job
@@ -95,3 +99,44 @@ def test_nothing_of_a_job_commands_a_terminal(by_name: By, agent: FakeAgent, job
     for words in (("squeue", "-o", "%Z %o"), ("scontrol", "show", "job", "1"), ("sacct", "-o", "JobID,WorkDir")):
         for line in by_name(*words):
             assert line.isprintable(), (words, line)
+
+
+def test_sinfo_shows_alike_hosts_in_a_line_and_what_is_not_known_as_that(by_name: By, agent: FakeAgent) -> None:
+    def host(name: str, **said: Any) -> dict[str, Any]:
+        return {"host": name, "state": "alive", "address": "10.0.0.1:7", "gpus_total": 8, "gpus_free": 8} | said
+
+    agent.replies["GET /v1/hosts"] = [
+        *(host("gpu1"), host("gpu2"), host("gpu3", gpus_free=3), host("gpu4", state="dead")),
+        *(host("gpu5", drained_by="ann"), host("gpu6", cordoned_by="bob"), host("gpu7", gpus_total=None)),
+    ]
+    assert by_name("sinfo", "-h", "-o", "%t %D %N") == [
+        "down 1 gpu4", "drain 2 gpu5,gpu6", "idle 2 gpu1,gpu2", "mix 1 gpu3", "unknown 1 gpu7",
+    ]  # fmt: skip
+    assert by_name("sinfo", "-h", "-o", "%P %D") == ["covey* 7"]
+    assert by_name("sinfo", "-hN", "-t", "idle,drained", "-o", "%n %E") == [
+        *("gpu1 none", "gpu2 none", "gpu5 drained by ann", "gpu6 cordoned by bob")
+    ]
+    assert "State=UNKNOWN" in "".join(by_name("scontrol", "show", "node", "gpu7"))
+    assert "TotalNodes=7" in "".join(by_name("scontrol", "show", "partition"))
+    with pytest.raises(AgentctlError, match="there is no host gpu9"):
+        by_name("scontrol", "show", "node", "gpu9")
+    with pytest.raises(AgentctlError, match="invalid --clusters=other"):
+        by_name("sinfo", "-M", "other")
+
+
+@pytest.mark.parametrize(
+    ("text", "ago_s"), [("now", 0), ("now-2days", 172_800), ("now-90", 90), ("now-1hour", 3600), ("3h", 10_800)]
+)
+def test_sacct_reads_slurms_times(text: str, ago_s: float) -> None:
+    found = books.moment(text)
+    assert found is not None and abs(time.time() - ago_s - found) < 60
+
+
+def test_srun_gives_a_command_its_step_also_where_nobody_left_slurms_variables() -> None:
+    srun = Path(SITE).parent / "slurm/srun"
+    given = {"COVEY_RANK": "1", "COVEY_WORLD_SIZE": "4", "COVEY_NODES": "a,b", "COVEY_JOB_ID": "j7", "LOCAL_RANK": "0"}
+    given |= {"PATH": os.environ["PATH"], "TORCHELASTIC_RUN_ID": "j7"}
+    shown = "echo $SLURM_JOB_ID $SLURM_PROCID $SLURM_NTASKS ${TORCHELASTIC_RUN_ID-none}"
+    for tasks, said in (([], "7 1 4 none\n"), (["-n2"], "7 1 2 none\n"), (["-n1"], "")):
+        found = subprocess.run([srun, *tasks, "sh", "-c", shown], env=given, capture_output=True, text=True, check=True)
+        assert found.stdout == said

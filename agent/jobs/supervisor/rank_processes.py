@@ -60,11 +60,11 @@ class RankProcesses:
             await self.end_strays(lambda: 0.0, are_stopped=True)  # what podman keeps running for the next command
 
     async def ask_strays(self, left_s: Callable[[], float]) -> None:
-        """Send SIGTERM, while ranks are being stopped, also to processes that an ended main process left running, which
-        get the rest of the grace."""
+        """Send the stop signal, while ranks are being stopped, also to processes that an ended main process left
+        running, which get the rest of the grace."""
         processes = self._env.processes
         while left_s() > 0:
-            if not isinstance(processes, Adopting) or not processes.ask_strays():
+            if not isinstance(processes, Adopting) or not processes.ask_strays(self._config.stop_signal):
                 return
             await asyncio.sleep(LOOK_S)
 

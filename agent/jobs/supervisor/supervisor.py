@@ -9,16 +9,18 @@ for the supervisor's exit. The state is on disk before it is sent, and the super
 status is there: an agent that was away reads the file.
 
     Stop --> notice: the file COVEY_PREEMPT_FILE, Status to the agent, which tells the ranks that joined it
-         --> SIGTERM to each rank's main process, and to no other: the workers of a data loader live until it has saved;
+         --> the stop signal to each rank's main process, and to no other: the workers of a data loader live until it
+             has saved;
              to one that takes over only once it has the job's state, or in the last quarter of the grace
              SIGCONT to all of the rank: who is suspended (`covey.ports.devices.Devices`) could not save
-             a main process that ended and left others (a shell, say): SIGTERM to those that it had started itself
+             a main process that ended and left others (a shell, say): it to those that it had started itself
          --> the grace; once, a rank may ask for more (`Extend`)
          --> SIGKILL to all that is left of the ranks
 
 It holds the ranks' lease (`plugins.base.RankLease`), which its agent renews (`Renewed`) with what the log's leader
 says. One that runs out means that this host may be cut off and that another is about to run these ranks, so they get
-the notice, SIGTERM and SIGKILL from here, whatever the agent does: it may be dead or stopped. They count as lost.
+the notice, the stop signal and SIGKILL from here, whatever the agent does: it may be dead or stopped. They count as
+lost. The stop signal is SIGTERM, unless the job chose another.
 Ranks that may all be lost stand still long before (`agent/jobs/supervisor/rank_lease.py`); what ends them then is
 SIGKILL.
 
@@ -95,9 +97,9 @@ SIBLINGS_S = 3.0
 """Seconds between a rank's failure and SIGTERM to its siblings: they usually fail by themselves, with codes that say
 more than -15."""
 LAST_PART = 0.25
-"""The last part of the grace, in which a process that takes over gets SIGTERM though it has no state yet."""
+"""The last part of the grace, in which a process that takes over gets the stop signal though it has no state yet."""
 NOTICE_S = 1.0
-"""The most seconds for which the disk is waited for between a Stop and SIGTERM."""
+"""The most seconds for which the disk is waited for between a Stop and the stop signal."""
 
 
 class Supervisor:
@@ -124,8 +126,8 @@ class Supervisor:
         self._leave: LeaveRanks | None = None
         """What was heard of ranks that leave while the first ones start."""
         self._without_state: set[int] = set()
-        """Ranks whose process takes over and has not said yet that it has the job's state. It would die of SIGTERM, and
-        the others, which wait for it, could not save."""
+        """Ranks whose process takes over and has not said yet that it has the job's state. It would die of the stop
+        signal, and the others, which wait for it, could not save."""
         self._stuck: dict[int, str] = {}  # ranks that were ended because others waited in vain -> why
         self._over = self._taken_over = False
         self._stopping = asyncio.Event()
@@ -222,7 +224,7 @@ class Supervisor:
             self._processes[start.rank] = process
             self._state = msgspec.structs.replace(self._state, pids={**self._state.pids, start.rank: process.id})
             if self._state.ending is not None:
-                process.signal(SIGTERM)
+                process.signal(self._config.stop_signal)
             await self._save()
         return reason
 
@@ -388,7 +390,7 @@ class Supervisor:
         if rank in self._without_state:
             self._without_state.discard(rank)
             if self._state.signalled and rank in self._processes:
-                self._processes[rank].signal(SIGTERM)
+                self._processes[rank].signal(self._config.stop_signal)
         known = self._state.healing.get(rank)
         said = healing_said(known, step)
         if said != known and any(start.rank == rank for start in self._config.ranks):
@@ -494,7 +496,7 @@ class Supervisor:
             await self._give_notice()
             for rank, process in sorted(self._processes.items()):
                 if rank not in self._without_state:
-                    process.signal(SIGTERM)
+                    process.signal(self._config.stop_signal)
                 process.go_on()
             self._state = msgspec.structs.replace(self._state, signalled=True)
             self._env.spawn("signalled", self._save())
@@ -512,20 +514,20 @@ class Supervisor:
             await asyncio.sleep(0.2)
 
     def _ask_the_rest(self, late: bool = False) -> None:
-        """Send SIGTERM to processes without the job's state, too, once no other process of the job runs, or it is
-        `late`."""
+        """Send the stop signal to processes without the job's state, too, once no other process of the job runs, or it
+        is `late`."""
         whole = all(
             int(start.command.env.get("WORLD_SIZE", "0")) <= len(self._config.ranks) for start in self._config.ranks
         )
         alone = whole and self._processes.keys() <= self._without_state
         if self._state.signalled and (late or alone):
             for rank in sorted(self._without_state & self._processes.keys()):
-                self._processes[rank].signal(SIGTERM)
+                self._processes[rank].signal(self._config.stop_signal)
             self._without_state.clear()
 
     async def _give_notice(self) -> None:
-        """Write the preemption file before SIGTERM, so that a rank that gets it can read the reason and the grace. A
-        disk that hangs delays SIGTERM by `NOTICE_S` at most."""
+        """Write the preemption file before the stop signal, so that a rank that gets it can read the reason and the
+        grace. A disk that hangs delays it by `NOTICE_S` at most."""
         try:
             async with asyncio.timeout(NOTICE_S):
                 await self._env.disk.replace(self._config.preempt, self._state.reason.encode())

@@ -237,7 +237,7 @@ class RealProcesses:
         self._kept: dict[ProcessId, KeptProcess] = {}
         """The processes that were started under a shim, here or before."""
         self._asked: dict[ProcessId, None] = {}
-        """The strays that got their SIGTERM."""
+        """The strays that were asked to end."""
         self._containers = Containers(base.host, self._run_tool)
 
     async def start(self, command: Command) -> Process:
@@ -432,8 +432,8 @@ class RealProcesses:
                     os.waitpid(dead.si_pid, os.WNOHANG)
         asyncio.get_running_loop().call_later(REAP_S, self._reap)
 
-    def ask_strays(self) -> int:
-        """Send SIGTERM, once, to every adopted process, this process's or a shim's: what a process that was started
+    def ask_strays(self, number: int) -> int:
+        """Send a signal, once, to every adopted process, this process's or a shim's: what a process that was started
         here, and that ended, had left running, but not what that has started in its turn, and not what a container that
         still runs is kept by. Returns how many adopted processes there are."""
         shims = [kept for kept in self._kept.values() if kept.shim_lives() and not kept.runs_in_container()]
@@ -449,7 +449,7 @@ class RealProcesses:
             if stray not in self._asked:
                 self._asked[stray] = None
                 with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.kill(stray.pid, signals.SIGTERM)
+                    os.kill(stray.pid, number)
         return len(strays)
 
     async def end_strays(self, grace_s: float, timeout_s: float = 5.0) -> int:

@@ -17,6 +17,9 @@ JobClass = Literal["guaranteed", "auto", "opportunistic"]
 and yields. `auto` is guaranteed until it has waited for long (`demote_after_s`); then opportunistic, until its tenant's
 quota has room for it."""
 
+StopSignal = Literal["TERM", "INT", "HUP", "QUIT", "USR1", "USR2"]
+"""The signal that asks a rank to end."""
+
 Pack = Literal["few", "host", "any", "apart"]
 """How a gang lies on hosts: on the fewest that have room, on one, in gaps, or one worker on each
 (`policy/place.py`)."""
@@ -28,6 +31,8 @@ opposite of the default."""
 RANKS_MAX = 64
 """The most ranks of an elastic job: each knows every rank's own state (`covey.healing.owns`)."""
 TIME_S_MAX = 1e9
+GRACE_S_MAX = 3600
+"""The longest time between the signal that asks ranks to end and SIGKILL, seconds."""
 SIGNAL_BEFORE_MAX = 86_400
 """The longest warning before a time limit, seconds: a day."""
 STARTS_MAX = 1_000_000
@@ -233,8 +238,12 @@ OPTIONS: tuple[Option, ...] = (
         "(default: no limit)",
     ),
     Option(
-        "grace_s", "seconds", 0, 3600, flag="--grace", metavar="TIME",
-        help="time between SIGTERM and SIGKILL (default 60s)",
+        "grace_s", "seconds", 0, GRACE_S_MAX, flag="--grace", metavar="TIME",
+        help="time between the signal that asks ranks to end and SIGKILL (default 60s)",
+    ),
+    Option(
+        "stop_signal", "choice", choices=get_args(StopSignal), flag="--stop-signal",
+        help="the signal that asks ranks to end (default TERM)",
     ),
 )  # fmt: skip
 """All options, in the order in which `agentctl submit --help` lists them."""

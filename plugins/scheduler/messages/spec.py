@@ -29,6 +29,7 @@ from plugins.scheduler.messages import options, output_names
 from plugins.scheduler.messages.arrays import FORM, TASKS_MAX, tasks_of
 from plugins.scheduler.messages.options import JobClass as JobClass
 from plugins.scheduler.messages.options import Pack as Pack
+from plugins.scheduler.messages.options import StopSignal as StopSignal
 
 GRACE_S = 60.0
 """Seconds that a job gets to write a checkpoint when its submission does not say."""
@@ -134,7 +135,9 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, rename={"job_class": "c
     """How long before its limit the job is asked to end, seconds; what is left of it is killed at the limit. 0: it is
     asked at the limit, and killed after its grace."""
     grace_s: Annotated[float, within("grace_s")] = GRACE_S
-    """Seconds between SIGTERM and SIGKILL, to write a checkpoint."""
+    """Seconds between the stop signal and SIGKILL, to write a checkpoint."""
+    stop_signal: StopSignal = "TERM"
+    """The signal that asks ranks to end, without its SIG."""
     pack: Pack = "few"
     gpu_memory: Annotated[int, within("gpu_memory")] = 0
     """Device memory that each rank asks for on each of its GPUs, bytes; 0: not said. Where GPUs are shared, a host that

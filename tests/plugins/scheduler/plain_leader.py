@@ -224,8 +224,8 @@ class PlainLeader:
             job
             for job in live
             if job.state == "running"
-            and job.spec.time_limit_s is not None
-            and job.attained_gpu_s / job.spec.width >= job.spec.time_limit_s
+            and job.spec.runs_for_s is not None
+            and job.attained_gpu_s / job.spec.width - job.times.limit_from_s >= job.spec.runs_for_s
         ]
         return [TimeLimitReached(wall_s=wall_s, job=job.id, epoch=job.grant.epoch) for job in over]
 

@@ -33,6 +33,7 @@ GOOD: dict[str, Any] = {
     "skew": 0.5,
     "time_limit_s": 60,
     "signal_before_s": 20,
+    "stop_signal": "USR1",
     "grace_s": 5,
     "hang_s": 600,
     "spares": 0,

@@ -13,6 +13,7 @@ from plugins.scheduler.machine.log.jobs import Job
 from plugins.scheduler.messages.arrays import TASKS_MAX, is_in, joined, tasks_of
 from plugins.scheduler.messages.commands import (
     Applied,
+    Attained,
     BeginReached,
     CancelAsked,
     Granted,
@@ -24,6 +25,7 @@ from plugins.scheduler.messages.commands import (
     Result,
     Submitted,
     TaskBegun,
+    TimeLimitReached,
     TimeLimitSet,
 )
 from plugins.scheduler.messages.spec import JobOwner, JobSpec, SpecError
@@ -109,6 +111,28 @@ def test_a_job_that_is_requeued_runs_again_or_is_held() -> None:
     assert not place_all(little) and known(little, first).holds.held == "by ann"
     assert known(little, first).tally.failures == known(little, first).tally.preemptions == 0
     little.say(CancelAsked(wall_s=1.0, job=first))
+    assert isinstance(little.say(RequeueAsked(wall_s=1.0, job=first, epoch=2)), NotApplied)
+
+
+def test_a_script_whose_time_is_over_may_have_itself_queued_again() -> None:
+    little = Little([1], {"red": 1})
+    first = job(little, time_limit_s=60, signal_before_s=10)
+    for start in (1, 2):
+        assert place_all(little) == [first]
+        host = known(little, first).start.places[0].host
+        for served_s in (49.0, 50.0):
+            total = 50.0 * (start - 1) + served_s
+            little.say(Attained(wall_s=1.0, host=host, service_gpu_s={first: total}))
+            reached = [each.job for each in little.look() if isinstance(each, TimeLimitReached)]
+            assert reached == ([first] if served_s == 50.0 else [])
+        assert little.state(first) == "stopping" and known(little, first).grace_s == 10.0
+        if start == 1:
+            assert isinstance(little.say(RequeueAsked(wall_s=1.0, job=first, epoch=1, by="ann")), Applied)
+            assert "requeued by ann" in known(little, first).reason
+            little.end(known(little, first), 143)
+            assert little.state(first) == "queued"
+    little.end(known(little, first), 143)
+    assert little.state(first) == "failed"
     assert isinstance(little.say(RequeueAsked(wall_s=1.0, job=first, epoch=2)), NotApplied)
 
 

@@ -269,6 +269,8 @@ def end_when_all_reported(queue: JobTable, job: Job, wall_s: float) -> None:
         case "queued":
             queue.use(job, -1)
             job.priority.queued_s = queue.clock_s
+            if ending.cause in ("requeued", "time limit"):
+                job.times.limit_from_s = job.ran_s(queue.rack_s)
             job.times.ran_s, job.times.began_rack_s = job.ran_s(queue.rack_s) if job.spec.elastic else 0.0, None
             enter(queue, job, "queued", "queued again", job.reason)
         case _:

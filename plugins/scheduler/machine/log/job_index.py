@@ -43,7 +43,7 @@ class JobIndex:
         demoted = job.state == "running" and job.priority.demoted is not None and not job.counts
         if job.state == "placing":
             self.placing[id] = None
-        elif job.state == "running" and limit_s is not None and job.ran_s(self.queue.rack_s) >= limit_s:
+        elif job.state == "running" and limit_s is not None and job.ran_of_limit_s(self.queue.rack_s) >= limit_s:
             self.time_limit_reached[id] = None
         if job.state == "running" and job.healing.may_be_lost:
             self.healing[id] = None

@@ -90,6 +90,8 @@ class JobTimes(msgspec.Struct):
     """In an elastic job: when its present start began; None: it does not run."""
     ran_s: float = 0.0
     """In an elastic job: seconds that its earlier starts ran."""
+    limit_from_s: float = 0.0
+    """Seconds that it had run when a person queued it again: its time limit counts from there."""
 
 
 class JobTally(msgspec.Struct):
@@ -365,6 +367,10 @@ class Job(msgspec.Struct, kw_only=True):
             return self.attained_gpu_s / self.spec.width
         began_s = self.times.began_rack_s
         return self.times.ran_s + (0.0 if began_s is None else max(0.0, rack_s - began_s))
+
+    def ran_of_limit_s(self, rack_s: float) -> float:
+        """Seconds of its time limit that the job has used; `rack_s` as in `ran_s`."""
+        return max(0.0, self.ran_s(rack_s) - self.times.limit_from_s)
 
     def ran_since_promotion_s(self, rack_s: float) -> float:
         """Seconds that the job has run since its newest promotion; `rack_s` as in `ran_s`."""

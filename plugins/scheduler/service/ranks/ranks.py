@@ -488,7 +488,7 @@ class LocalRanks:
                 continue
             untold_s = (done - self.reported.get(id, 0.0)) / (len(place.gpus) or len(place.ranks))
             more_s = 0.0 if job.spec.elastic else untold_s
-            if untold_s > 0 and job.ran_s(self.log.rack_clock.now_s()) + more_s >= limit_s:
+            if untold_s > 0 and job.ran_of_limit_s(self.log.rack_clock.now_s()) + more_s >= limit_s:
                 found.append(id)
         return found
 

@@ -50,7 +50,8 @@ def release_asked(queue: JobTable, job: Job, command: ReleaseAsked) -> Result:
 
 
 def requeue_asked(queue: JobTable, job: Job, command: RequeueAsked) -> Result:
-    """Stop this start of a job and queue it again; a job that waits stays where it is, or is held."""
+    """Stop this start of a job and queue it again, with its whole time limit; a job that waits stays where it is, or is
+    held. A script that is asked to end because its time is over may have itself queued again."""
     if job.array is not None:
         return answers.not_changed(job, "it is an array, and only its tasks run", f"agentctl requeue {job.id}[INDEX]")
     if job.over:
@@ -58,7 +59,10 @@ def requeue_asked(queue: JobTable, job: Job, command: RequeueAsked) -> Result:
     if command.epoch != job.grant.epoch:
         return Applied(job.id)  # it was started anew since
     by = f"requeued by {command.by or 'a person'}"
-    if job.state == "stopping" and job.ending.after != "queued":
+    if job.state == "stopping" and job.ending.cause == "time limit" and not job.ending.codes:
+        job.ending.after = "queued"
+        queue.say(job, "stopping", f"{by}; {job.reason}")
+    elif job.state == "stopping" and job.ending.after != "queued":
         return answers.not_changed(job, f"it is stopping, to be {job.ending.after}", f"agentctl wait {job.id}")
     if job.state == "placing":
         queue.use(job, -1)
