@@ -8,6 +8,11 @@ BUILD_INFO = METRICS.gauge("covey_build_info", "Always 1; the version is in the 
 CONTROL_CONNECTIONS = METRICS.gauge(
     "covey_control_connections", "Connections of peers to the control link, by whether they have shown a key.", "key"
 )
+CONTROL_LINKS = METRICS.gauge(
+    "covey_control_links",
+    "Hosts whose control link is known, and those of them to which a connection is open.",
+    "state",
+)
 EVENT_LOOP_LAG_SECONDS = METRICS.histogram(
     "covey_event_loop_lag_seconds",
     "How late the event loop was, measured ten times a second.",
@@ -68,10 +73,13 @@ LINKS = METRICS.counters(
         "accepted": "Connections to the control link accepted.",
         "allowed": "Handshakes with a known key.",
         "bad_key": "Peers that gossiped an invalid key.",
+        "closed": "Connections to peers closed because nothing was sent over them for a minute.",
         "broken_off": "Connections that ended before they had shown a key.",
         "dropped": "Messages dropped because no host gossips the sender's key now.",
         "handshakes": "Connections that have shown a key.",
         "not_connected_or_full": "Messages not sent: no connection, or its queue is full.",
+        "no_socket": "Connections to peers that were not opened because this process may have no more sockets.",
+        "opened": "Connections to peers opened because there was something to send.",
         "received": "Messages received from peers.",
         "refused_key": "Handshakes with a key that no host gossips.",
         "renewed": "Connections to peers replaced because the old one took no message.",

@@ -1,6 +1,8 @@
 import asyncio
 import os
+import resource
 import socket
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,9 +10,9 @@ import pytest
 import zmq
 
 from agent import log as logs
-from agent.metrics import CONTROL_CONNECTIONS
-from agent.ports.network import handshake_limit
-from agent.ports.network.links import MESSAGE_BYTES_MAX, RECONNECT_S, ZmqLinks, _turn_away
+from agent.metrics import CONTROL_CONNECTIONS, CONTROL_LINKS
+from agent.ports.network import handshake_limit, links
+from agent.ports.network.links import HELD_MESSAGES_MAX, MESSAGE_BYTES_MAX, QUIET_S, RECONNECT_S, ZmqLinks, _turn_away
 from covey.core.ids import HostId
 from covey.ports.addresses import reached_at
 from tests.agent.here import until
@@ -77,7 +79,8 @@ async def test_while_nobody_answers_which_keys_are_known_no_handshake_succeeds()
         two.links.know(GPU1, one.links.address, one.links.public_key)
         authenticator.stop()
         one.links.know(GPU2, two.links.address, two.links.public_key)
-        await until(lambda: two.links.counters["accepted"] >= 3 or two.links.counters["handshakes"])
+        tried = lambda: two.links.counters["accepted"] >= 3 or two.links.counters["handshakes"]  # noqa: E731
+        await send_until(one, GPU2, b"hello", tried)
         assert two.links.counters["handshakes"] == 0 and two.heard.empty()
     finally:
         for end in (one, two):
@@ -131,21 +134,71 @@ async def test_a_host_told_of_again_keeps_its_connection_unless_its_key_is_new()
         dropped = two.links.counters["dropped"]
         one.links.send(GPU2, b"my former self")
         await until(lambda: two.links.counters["dropped"] > dropped)
-        assert two.heard.empty()
+        while not two.heard.empty():
+            assert two.heard.get_nowait() == (GPU1, b"restarted"), "it was sent until it was heard"
     finally:
         for end in (one, two, three):
             await end.links.close()
 
 
-async def test_a_peer_that_cannot_be_reached_is_tried_anew_but_not_at_every_message() -> None:
+async def test_a_connection_is_opened_for_the_first_message_which_arrives_and_closed_when_it_is_quiet() -> None:
+    one, two = [await End().open() for _ in range(2)]
+    try:
+        one.links.know(GPU2, two.links.address, two.links.public_key)
+        two.links.know(GPU1, one.links.address, one.links.public_key)
+        for turn in (1, 2):
+            assert open_links(one) == 0 and one.links.counters["opened"] == turn - 1
+            for number in range(20):
+                assert one.links.send(GPU2, b"%d" % number)
+            assert [await two.next() for _ in range(20)] == [(GPU1, b"%d" % number) for number in range(20)]
+            one.links.close_quiet(time.monotonic() + 0.9 * QUIET_S)
+            assert open_links(one) == 1
+            one.links.close_quiet(time.monotonic() + 1.1 * QUIET_S)
+        assert one.links.counters["closed"] == 2 and one.links.counters["not_connected_or_full"] == 0
+    finally:
+        for end in (one, two):
+            await end.links.close()
+
+
+def open_links(end: End) -> float:
+    return end.links.metrics()[CONTROL_LINKS.of("open")]
+
+
+async def test_as_many_files_are_open_as_links_are_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = await End().open()
+    warned: list[str] = []
+    monkeypatch.setattr(one.links._log, "warning", lambda event, **_: warned.append(event))
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        key = one.links.public_key
+        before = len(os.listdir("/proc/self/fd"))
+        for number in range(1100):
+            one.links.know(HostId(f"h{number}"), f"127.0.0.1:{number + 1}", b"%039d" % number + key[:1])
+        assert len(os.listdir("/proc/self/fd")) == before
+        for number in range(200):
+            one.links.send(HostId(f"h{number}"), b"hello")
+        assert 200 <= len(os.listdir("/proc/self/fd")) - before <= 400 and open_links(one) == 200
+        resource.setrlimit(resource.RLIMIT_NOFILE, (before + 400, limits[1]))
+        assert sum(one.links.send(HostId(f"h{number}"), b"hello") for number in range(200, 700)) < 500
+        assert warned == ["no socket is left for a control link"] and one.links.counters["no_socket"] > 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        await one.links.close()
+
+
+async def test_a_peer_that_cannot_be_reached_is_tried_anew_but_not_at_every_message(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(links, "HELD_S", 0.3)
     one = await End().open()
     try:
         with socket.socket() as closed:
             closed.bind(("127.0.0.1", 0))
             one.links.know(GPU2, f"127.0.0.1:{closed.getsockname()[1]}", one.links.public_key)
-            began_s = asyncio.get_running_loop().time()
+            began_s, taken = asyncio.get_running_loop().time(), 0
             while (passed_s := asyncio.get_running_loop().time() - began_s) < 1.2:
-                assert not one.links.send(GPU2, b"hello")
+                taken += one.links.send(GPU2, b"hello")
+                assert passed_s < 0.4 or taken <= HELD_MESSAGES_MAX, "none is held later on"
                 await asyncio.sleep(0.005)
         tries = one.links.counters["not_connected_or_full"]
         assert 1 <= one.links.counters["renewed"] <= 1 + passed_s / RECONNECT_S[0] / 2, "pauses double"
@@ -155,11 +208,12 @@ async def test_a_peer_that_cannot_be_reached_is_tried_anew_but_not_at_every_mess
         await one.links.close()
 
 
-async def test_an_address_that_is_none_is_logged_and_the_host_is_not_known() -> None:
+async def test_an_address_that_is_none_is_logged_and_nothing_is_sent() -> None:
     one = await End().open()
     try:
         one.links.know(GPU2, "no port here", one.links.public_key)
-        assert not one.links.send(GPU2, b"hello") and one.links.counters["not_connected_or_full"] == 0
+        assert not one.links.send(GPU2, b"hello") and not one.links.send(GPU2, b"hello")
+        assert one.links.counters["opened"] == 0
     finally:
         await one.links.close()
 
