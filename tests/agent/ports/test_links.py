@@ -141,7 +141,7 @@ async def test_a_host_told_of_again_keeps_its_connection_unless_its_key_is_new()
             await end.links.close()
 
 
-async def test_a_connection_is_opened_for_the_first_message_which_arrives_and_closed_when_it_is_quiet() -> None:
+async def test_a_link_is_opened_for_the_first_message_and_closed_when_it_is_quiet() -> None:
     one, two = [await End().open() for _ in range(2)]
     try:
         one.links.know(GPU2, two.links.address, two.links.public_key)
