@@ -113,6 +113,7 @@ class OwnCordon:
         owner = None if job is None else job.spec.owner
         user = "" if owner is None else owner.user
         self.starts.handle(StartFailed(fact.job, user, fact.unstarted, fact.reason))
+        self.look()
 
     def started(self) -> None:
         """Take in that all ranks of a job run here."""
@@ -122,7 +123,8 @@ class OwnCordon:
         """Notes for `agentctl status`: that starts fail here, and yet the host is not cordoned."""
         return [f"starts fail: {self.starts.stays_open}"] if self.starts.stays_open else []
 
-    def second(self) -> None:
+    def look(self) -> None:
+        """Cordon this host if it is time: once a second, and when a start failed."""
         me = self.host.id
         alive = sum(view.state == "alive" and view.host != me for view in self.host.hosts())
         if self._closes or self.log.behind:

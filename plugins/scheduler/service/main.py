@@ -200,7 +200,7 @@ class SchedulerService(PluginService):
             self._second.clear()
             await self.ranks.second_passed(self.env.clock.now_s())
             self.stuck.second()
-            self.own_cordon.second()
+            self.own_cordon.look()
             self.early.second()
             await self.spares.second()
             self.ranks.see_gpus()

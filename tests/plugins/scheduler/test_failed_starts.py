@@ -117,6 +117,12 @@ def test_two_hosts_that_close_themselves_at_once_are_not_more_than_was_decided_o
 # ---- on a rack -------------------------------------------------------------------------------------------------------
 
 
+async def rests(rack: Rack, id: str) -> str:
+    """What becomes of a job: it runs, or has failed."""
+    await until(lambda: rack.job(id).state in ("running", "failed"))
+    return str(rack.job(id).state)
+
+
 @on_a_rack()
 async def test_a_host_where_three_jobs_cannot_start_is_cordoned_until_a_person_opens_it(rack: Rack) -> None:
     for host in rack.hosts.values():
@@ -127,7 +133,7 @@ async def test_a_host_where_three_jobs_cannot_start_is_cordoned_until_a_person_o
         tried += 1
         assert tried < 20, "gpu2 is not cordoned"
         view = await submit(rack, workers=2, argv=["./a.py", str(tried)])
-        await until(lambda id=view.id: rack.job(id).state in ("running", "failed"))
+        await rests(rack, view.id)
         await until(lambda: not gpu2.machine.ends)
         await asyncio.sleep(2.0)
     drain = gpu2.service.queue.drained[HostId("gpu2")]
@@ -138,7 +144,7 @@ async def test_a_host_where_three_jobs_cannot_start_is_cordoned_until_a_person_o
     assert len(failed_there) == 3 and len(noted) == 1 and drain.why in noted[0]
     for _ in range(4):
         view = await submit(rack, workers=1)
-        await until(lambda id=view.id: rack.job(id).state == "running")
+        assert await rests(rack, view.id) == "running"
     assert [job for job, _ in gpu2.machine.starts] == failed_there, "no rank starts there any more"
     gpu2.machine.unstarted = ""
     await rack["gpu1"].call("uncordon", operator("ann"), id="gpu2")
@@ -153,7 +159,7 @@ async def test_a_program_that_nobody_has_cordons_no_host(rack: Rack) -> None:
     for number in range(20):
         who = Asker(1001 + number % 2, ("ann", "bob")[number % 2], "operator")
         view = await rack["gpu1"].call("submit", who, argv=["./typo"], workers=2, cwd="/tmp")
-        await until(lambda id=view.id: rack.job(id).state == "failed")
+        assert await rests(rack, view.id) == "failed"
     for host in rack.hosts.values():
         await asyncio.sleep(2.0)
         assert not host.service.queue.drained and not host.service.own_cordon.notes()
