@@ -80,6 +80,11 @@ def of_xid(number: int) -> DeviceHealth:
     return DeviceHealth(condition, f"XID {number}: {why}") if why else DeviceHealth()
 
 
+def unheard(why: str) -> DeviceHealth:
+    """The health of a device of which no XID is heard, as far as that says anything. `why`: in the driver's words."""
+    return DeviceHealth("degraded", f"its health is only partly known: its XID errors are not heard ({why})")
+
+
 def worse(one: DeviceHealth, other: DeviceHealth) -> DeviceHealth:
     """The worse of two healths; the first where they are equal."""
     return max((one, other), key=lambda health: ORDER.index(health.condition))
