@@ -218,6 +218,11 @@ class MemoryKilled(msgspec.Struct, frozen=True):
     limit_bytes: int
 
 
+StartFault = Literal["", "host", "job"]
+"""Whose fault it is that ranks never ran: `host`: this host failed them, whatever job they are of; `job`: their
+command, or something of their user's; empty: they ran, or were stopped before."""
+
+
 class RanksEnded(Fact, frozen=True):
     """All of this host's ranks of a job have ended."""
 
@@ -233,6 +238,7 @@ class RanksEnded(Fact, frozen=True):
     """`Place.since` of the place that these ranks had."""
     oom: MemoryKilled | None = None
     """What the kernel killed of them since their memory was at its limit; None: nothing, or it does not say."""
+    unstarted: StartFault = ""
 
 
 class RankEndedHere(Fact, frozen=True):

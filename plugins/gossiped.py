@@ -67,7 +67,7 @@ class GpusNow(msgspec.Struct, frozen=True):
     out: int = 0
     """GPUs among `total` that no job holds and that take none, because they are sick or their state is not known."""
     why: Annotated[str, Meta(max_length=96)] = ""
-    """What is wrong with the worst GPU, or why it is not known which GPUs are here; empty: all take jobs."""
+    """What is wrong with GPUs, the worst first, or why it is not known which are here; empty: all take jobs."""
     known: bool = True
     """Whether this host knows which GPUs it has."""
     held: Annotated[dict[JobId, Annotated[str, Meta(max_length=8)]], Meta(max_length=8)] = {}
@@ -114,7 +114,7 @@ class LateNow(msgspec.Struct, frozen=True):
     hosts: Annotated[tuple[LateHost, ...], Meta(max_length=8)] = ()
 
 
-class DrainedNow(msgspec.Struct, frozen=True):
+class DrainedNow(msgspec.Struct, frozen=True, omit_defaults=True):
     """Key `drained`: whether this host is drained or cordoned, as its copy of the log says."""
 
     by: str
@@ -123,6 +123,10 @@ class DrainedNow(msgspec.Struct, frozen=True):
     """The number of jobs that still have ranks here."""
     cordon: bool = False
     """What is there stays, and slabs and sums still come."""
+    why: Annotated[str, Meta(max_length=96)] = ""
+    """Why, cut short; empty: nobody says."""
+    wall_s: float = 0.0
+    """When it began, by the wall clock of whoever drained or cordoned it, s; 0: nobody says why, nor when."""
 
 
 def drained(view: HostView) -> DrainedNow | None:

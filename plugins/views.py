@@ -53,8 +53,8 @@ class HostRow(msgspec.Struct, frozen=True):
     gpus_out: int = 0
     """The host's GPUs that no job holds and that take none: sick ones, and those whose state is not known."""
     gpus_why: str = ""
-    """What is wrong with the worst of the host's GPUs, held or not, or why it is not known which GPUs it has; empty:
-    all take jobs."""
+    """What is wrong with the host's GPUs, held or not, the worst first, or why it is not known which GPUs it has;
+    empty: all take jobs."""
     gpus_known: bool = True
     gpus_held: dict[JobId, str] = {}
     """Jobs that hold GPUs of the host which are sick or which they do not use -> the condition, or `idle`; a few."""
@@ -75,6 +75,10 @@ class HostRow(msgspec.Struct, frozen=True):
     """Jobs that still have ranks on this host while it is drained or cordoned."""
     cordoned_by: str | None = None
     """Who cordons the host: no rank starts there, and what is there stays; None: it is not cordoned."""
+    closed_why: str = ""
+    """Why the host is drained or cordoned, cut short; empty: nobody says."""
+    closed_wall_s: float = 0.0
+    """When it was drained or cordoned, by the wall clock of whoever did it, s; 0: that is not known."""
     other_users: OtherUsersNow = ""
     """Whether jobs run there as users other than the agent's."""
     troubles: tuple[Trouble, ...] = ()

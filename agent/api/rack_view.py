@@ -200,6 +200,8 @@ class RackView:
             drained_by=shut.by if shut and not shut.cordon else None,
             drained_jobs=shut.jobs if shut else 0,
             cordoned_by=shut.by if shut and shut.cordon else None,
+            closed_why=shut.why if shut else "",
+            closed_wall_s=shut.wall_s if shut else 0.0,
             plugins_failed=failed.plugins if isinstance(failed, PluginsFailed) else (),
             troubles=tuple(self._agent.troubles.get(view.host, ())),
             no_room=failed.no_room if isinstance(failed, PluginsFailed) else "",

@@ -143,7 +143,8 @@ def ended_of(key: Key, epoch: Epoch) -> RanksEnded:
     for rank in epoch.record.spec.ranks:
         codes.setdefault(rank.rank, UNKNOWN)
     lost, since = epoch.state.lost or late, epoch.record.spec.since
-    return RanksEnded(key[0], key[1], codes, epoch.state.reason, lost, since, epoch.oom)
+    state = epoch.state
+    return RanksEnded(key[0], key[1], codes, state.reason, lost, since, epoch.oom, state.unstarted)
 
 
 def lost_of(epoch: Epoch, state: SupervisorState, why: str) -> SupervisorState:
@@ -151,4 +152,4 @@ def lost_of(epoch: Epoch, state: SupervisorState, why: str) -> SupervisorState:
     codes = dict(state.codes)
     for rank in epoch.record.spec.ranks:
         codes.setdefault(rank.rank, -SIGKILL if rank.rank in state.pids else CANNOT_START)
-    return SupervisorState(pids=state.pids, codes=codes, ended=True, reason=why, lost=True)
+    return SupervisorState(pids=state.pids, codes=codes, ended=True, reason=why, lost=True, unstarted=state.unstarted)

@@ -45,7 +45,7 @@ from covey.ports.streams import ByteStream
 from covey.wire import checked
 from covey.wire.frames import pack, read_frame
 from plugins.base import RankLease
-from plugins.facts import MemoryKilled
+from plugins.facts import MemoryKilled, StartFault
 
 BOOT_S = 10.0
 """Seconds after its start at which a supervisor that has not opened its socket is taken for dead."""
@@ -75,10 +75,11 @@ class Following:
         self._env, self._launching = env, launching
         self._tell, self._ending_changed = tell, ending_changed
 
-    async def never_start(self, key: Key, epoch: Epoch, code: int, why: str) -> None:
+    async def never_start(self, key: Key, epoch: Epoch, code: int, why: str, fault: StartFault = "") -> None:
         """End an epoch before anything ran."""
         codes = dict.fromkeys((rank.rank for rank in epoch.record.spec.ranks), code)
-        await self._end_here(key, epoch, SupervisorState(codes=codes, ended=True, reason=why))
+        state = SupervisorState(codes=codes, ended=True, reason=why, unstarted=fault)
+        await self._end_here(key, epoch, state)
 
     async def launch(self, key: Key, epoch: Epoch) -> None:
         """Launch the epoch's first supervisor, once its record is durable. Where that fails, the epoch ends."""
@@ -88,7 +89,8 @@ class Following:
         except OSError as error:
             at_fault = f"{error.filename}: " if error.filename else ""
             why = f"the supervisor cannot start: {at_fault}{error.strerror or error}"
-            await self.never_start(key, epoch, supervision.CANNOT_START, why)
+            fault = self._fault(epoch, supervision.fault_of(error))
+            await self.never_start(key, epoch, supervision.CANNOT_START, why, fault)
 
     async def join(self, key: Key, epoch: Epoch, record: StartRecord) -> None:
         """Let more ranks come here: `record`, which is written down before anything starts, and so is found again
@@ -149,7 +151,10 @@ class Following:
                 why = f"the record of what ran is gone on {self._env.host}; nothing is started twice under one epoch"
                 await self._give_up(key, epoch, SupervisorState(), why)
             elif epoch.launches >= LAUNCHES_MAX:
-                await self._give_up(key, epoch, state or SupervisorState(), self._no_start(key, epoch))
+                state = state or SupervisorState()
+                if not state.pids:
+                    state = msgspec.structs.replace(state, unstarted=self._fault(epoch, "job"))
+                await self._give_up(key, epoch, state, self._no_start(key, epoch))
             else:
                 deadline_s = self._env.clock.now_s() + BOOT_S
                 await self._again(key, epoch)
@@ -182,6 +187,11 @@ class Following:
         if process is None:
             return self._env.clock.now_s() < deadline_s
         return self._env.processes.find(process) is not None
+
+    def _fault(self, epoch: Epoch, of_others: StartFault) -> StartFault:
+        """Whose fault it is that a supervisor does not start. `of_others`: where it runs as another user, who may have
+        seen to that."""
+        return "host" if other_user(self._env, epoch.record.spec) is None else of_others
 
     def _no_start(self, key: Key, epoch: Epoch) -> str:
         log = self._env.disk.path(f"logs/{instance_of(key)}.log")

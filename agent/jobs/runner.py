@@ -620,7 +620,7 @@ class SupervisedRunner:
             return
         if other_user(self._env, epoch.record.spec) is not None:
             if why := self.refusal_as(epoch.record.spec.user, epoch.record.spec.uid):
-                await self._following.never_start(key, epoch, supervision.CANNOT_START, why)
+                await self._following.never_start(key, epoch, supervision.CANNOT_START, why, "host")
                 return
             await self.let_users_in()
             self._env.spawn(f"runner: lease of {key[0]}.{key[1]}", self._keep_lease(epoch))

@@ -2,6 +2,7 @@
 asked to stop are killed, and the control socket: the process that listens there is the one supervisor of its epoch."""
 
 import asyncio
+import errno
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Protocol, runtime_checkable
@@ -16,12 +17,17 @@ from covey.ports.streams import Accept
 from covey.wire import checked
 from covey.wire.frames import FRAME_BYTES_MAX, pack
 from plugins.base import RankLease
+from plugins.facts import StartFault
 
 SIGTERM, SIGKILL = 15, 9
 CANNOT_START = 127
 """Exit status of a rank whose command could not be started, as a shell reports it."""
 DISK_RETRY_S = 1.0
 READS_MAX = 5
+HOST_ERRNOS = frozenset(
+    (errno.EIO, errno.ENOSPC, errno.EROFS, errno.ENFILE, errno.EMFILE, errno.ESTALE, errno.ENODEV, errno.ENXIO)
+)
+"""Errors of a host, whatever is started there: its disk fails or is full, or it has no more of something."""
 UNKNOWN = 255
 """Exit status of a rank whose real status is lost; the reason says so."""
 
@@ -31,6 +37,11 @@ JOINING_BYTES = FRAME_BYTES_MAX - 1024
 EXTENSION_MAX_S = 600.0
 """The most seconds that a job's ranks may ask for beyond their grace, once: the time to write a large checkpoint."""
 INCARNATION = "COVEY_INCARNATION"
+
+
+def fault_of(error: OSError) -> StartFault:
+    """Whose fault it is that a program cannot start: the host's where no job is to blame for such an error."""
+    return "host" if error.errno in HOST_ERRNOS else "job"
 
 
 class RankStart(msgspec.Struct, frozen=True):
@@ -118,6 +129,7 @@ class SupervisorState(msgspec.Struct, frozen=True, kw_only=True):
     """The newest `LeaveRanks` whose ranks have all ended, with all that they started."""
     leaving: tuple[ProcessId, ...] = ()
     """Processes of ranks that left, and that have not all ended yet: a supervisor that takes over kills them."""
+    unstarted: StartFault = ""
 
 
 class SupervisorFrame(msgspec.Struct, frozen=True, tag=True):

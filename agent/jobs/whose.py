@@ -105,7 +105,8 @@ async def stored(env: Env, spec: RanksSpec, name: str) -> bytes | None:
 
 def believed(env: Env, spec: RanksSpec, state: SupervisorState) -> SupervisorState:
     """What may be believed of a state that the job's supervisor told. Of one that runs as another user: those
-    processes that are that user's, or gone, and the exit codes of ranks that are here."""
+    processes that are that user's, or gone, and the exit codes of ranks that are here; never that this host failed
+    it."""
     user = other_user(env, spec)
     if user is None:
         return state
@@ -120,6 +121,7 @@ def believed(env: Env, spec: RanksSpec, state: SupervisorState) -> SupervisorSta
         codes={rank: code for rank, code in state.codes.items() if rank in here and code in CODES},
         leaving=tuple(process for process in state.leaving if is_theirs(process)),
         reason=_plain(state.reason),
+        unstarted="job" if state.unstarted else "",
     )
 
 

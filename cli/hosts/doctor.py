@@ -134,6 +134,9 @@ def _of_host(host: Mapping[str, Any], answers: bool) -> Iterator[Finding]:
         out = host.get("gpus_out", 0)
         what = f"GPUs that cannot take jobs: {out}" if out else "a GPU that a process holds cannot take another job"
         yield Finding(f"host {name}", "wrong", f"{what} ({why})", f"agentctl why host/{name}")
+    if why := host.get("closed_why"):
+        by = host.get("cordoned_by") or host.get("drained_by")
+        yield Finding(f"host {name}", "wrong", f"cordoned by {by}: {why}", f"agentctl why host/{name}")
     for trouble in host.get("troubles") or ():
         yield Finding(f"host {name}", "wrong", trouble["what"], trouble["next"])
     if no_room := host.get("no_room"):

@@ -10,7 +10,8 @@ wait no longer for what only it held, and no list has it any more. Refused while
 stopped and queued again. --wait returns once nothing is left. `agentctl hosts resume NAME` uses the host again.
 
 `agentctl hosts cordon NAME`: no rank starts on the host any more, and what is there stays: jobs, slabs, sums. `agentctl
-hosts uncordon NAME` ends that."""
+hosts uncordon NAME` ends that. A host on which starts of three jobs fail in a row cordons itself, and says so in NOTE;
+only a person uncordons it."""
 
 import argparse
 import time
@@ -162,8 +163,16 @@ def steps(host: dict[str, Any]) -> Iterator[str]:
         yield f"agentctl why host/{name}; agentctl hosts give-up {name}, if its power is off and stays off"
     if host.get("no_room"):
         yield f"make room where NOTE says, on {name}; it then goes on by itself"
+    if host.get("closed_why"):
+        yield f"agentctl why host/{name}; agentctl hosts uncordon {name}, once jobs can start there"
     if host.get("gpus_why") or host.get("gpus_held"):
         yield "agentctl gpus"
+
+
+def since(host: dict[str, Any]) -> str:
+    """Since when a host that closed itself is closed, by the wall clock there; empty where a person knows it."""
+    wall_s = host.get("closed_wall_s") if host.get("closed_why") else None
+    return time.strftime(" since %Y-%m-%d %H:%M", time.localtime(wall_s)) if wall_s else ""
 
 
 def note(host: dict[str, Any], has_other_users: bool = False) -> str:
@@ -177,7 +186,9 @@ def note(host: dict[str, Any], has_other_users: bool = False) -> str:
         parts.append(f"drained by {host['drained_by']}, {f'{rest} left' if rest else 'empty'}")
     if host.get("cordoned_by") is not None:
         stay = plural(host.get("drained_jobs") or 0, "job")
-        parts.append(f"cordoned by {host['cordoned_by']}, {stay} there")
+        parts.append(f"cordoned by {host['cordoned_by']}{since(host)}, {stay} there")
+    if why := host.get("closed_why"):
+        parts.append(str(why))
     if why := host.get("gpus_why"):
         out = host.get("gpus_out", 0)
         parts.append(f"{plural(out, 'GPU')} out: {why}" if out else why)

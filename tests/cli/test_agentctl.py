@@ -347,6 +347,17 @@ def test_a_gpu_that_takes_no_job_is_named_with_the_reason_in_every_list(run: Run
     assert "j7 does not use a GPU that it holds; j8 holds a GPU: drain" in run("hosts")[1]
     agent.replies["GET /v1/hosts"] = [HOSTS[0] | {"gpus_out": 1, "gpus_why": "XID 79: off the bus"}]
     assert "1 GPU out: XID 79: off the bus" in run("hosts")[1]
+    itself = {
+        "cordoned_by": "its own agent",
+        "closed_why": "j4, j7, j9 did not start here",
+        "closed_wall_s": 86400.0 * 9,
+    }
+    agent.replies["GET /v1/hosts"] = [HOSTS[0] | itself]
+    said = run("hosts")[1]
+    assert re.search(
+        r"cordoned by its own agent since 1970-01-(09|10) \d\d:\d\d, 0 jobs there; j4, j7, j9 did not", said
+    )
+    assert "next: agentctl why host/gpu1; agentctl hosts uncordon gpu1, once jobs can start there\n" in said
     agent.replies["GET /v1/hosts"] = [HOSTS[0] | {"gpus_known": False, "gpus_why": "the driver does not answer"}]
     assert "the driver does not answer" in run("hosts")[1]
     agent.replies["GET /v1/voters"] = {"voters": ["gpu1"], "rows": []}

@@ -79,6 +79,7 @@ from agent.jobs.supervision import (
     asked_to_end,
     claimed_socket,
     extended,
+    fault_of,
     read_state,
     stored_state,
 )
@@ -157,7 +158,7 @@ class Supervisor:
     async def _end_unstarted(self, why: str) -> None:
         for start in self._config.ranks:
             self._ended(start.rank, CANNOT_START)
-        self._state = msgspec.structs.replace(self._state, reason=why)
+        self._state = msgspec.structs.replace(self._state, reason=why, unstarted="host")
         await self._save(ended=True)
 
     # ---- the ranks ----
@@ -219,6 +220,7 @@ class Supervisor:
             except OSError as error:
                 at_fault = error.filename or start.command.argv[0]
                 reason = f"rank {start.rank} cannot start: {at_fault}: {error.strerror or error}"
+                self._state = msgspec.structs.replace(self._state, unstarted=fault_of(error))
                 self._ended(start.rank, CANNOT_START)
                 continue
             self._processes[start.rank] = process

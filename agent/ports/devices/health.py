@@ -1,8 +1,13 @@
 """What is wrong with a GPU, from what its driver counts: the error numbers (XID), memory errors, and what NVIDIA says
 should be done about it.
 
-An XID that a program caused itself (13: an illegal instruction, 31: a page fault, 43: stopped, 45: cleaned up after)
-says nothing of the device. Source of the numbers: NVIDIA, XID errors (docs.nvidia.com/deploy/xid-errors).
+Source of the numbers: NVIDIA's XID catalog (docs.nvidia.com/deploy/xid-errors), by its column of what is to be done at
+once. An XID after which the GPU, its machine or its links are to be reset, or looked at, takes the GPU out of use. One
+after which only the program is to be started again, or nothing is to be done, says nothing of the device: 13 (an
+illegal instruction), 31 (a page fault), 43 (stopped), 45 (cleaned up after). Those among them that tell of memory (63,
+92, 94, 171, 172) are named, and the GPU stays in use: the catalog has 63 and 92 ignored, after 94 only the program that
+was hit started again, and no action for the last two. XID 154 is not here: what it tells of, the driver says in
+`ACTIONS`.
 """
 
 import msgspec
@@ -18,17 +23,26 @@ XIDS: dict[int, tuple[Condition, str]] = {
     62: ("drain", "an internal microcontroller halted"),
     63: ("degraded", "a row of memory is to be remapped at the next reset"),
     64: ("drain", "a row of memory could not be remapped"),
-    74: ("degraded", "an NVLink error"),
+    74: ("drain", "an NVLink error"),
     79: ("lost", "the GPU has fallen off the bus"),
     92: ("degraded", "a high rate of corrected memory errors"),
     94: ("degraded", "a contained memory error: one program was hit"),
     95: ("drain", "an uncontained memory error"),
+    109: ("drain", "the GPU did not change to another program in time"),
+    110: ("drain", "a security fault"),
     119: ("drain", "the GPU's system processor does not answer"),
     120: ("drain", "the GPU's system processor failed"),
     136: ("drain", "the GPU's links could not be trained"),
     140: ("drain", "an unrecovered memory error"),
     142: ("drain", "the device failed to start an engine again"),
     143: ("drain", "the GPU could not be initialised"),
+    **dict.fromkeys((144, 145, 146, 149, 150), ("drain", "an NVLink error")),
+    151: ("drain", "keys of the GPU could not be exchanged for others"),
+    155: ("drain", "an NVLink error that software reported"),
+    156: ("drain", "a part of the GPU is retired at the next reset"),
+    158: ("drain", "the GPU did not answer in time"),
+    171: ("degraded", "an uncorrectable error of its memory"),
+    172: ("degraded", "an uncorrectable error in the GPU itself"),
 }
 ACTIONS: dict[int, tuple[Condition, str]] = {
     1: ("drain", "the driver asks for a reset of the GPU"),
@@ -64,6 +78,11 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
 def of_xid(number: int) -> DeviceHealth:
     condition, why = XIDS.get(number, ("ok", ""))
     return DeviceHealth(condition, f"XID {number}: {why}") if why else DeviceHealth()
+
+
+def unheard(why: str) -> DeviceHealth:
+    """The health of a device of which no XID is heard, as far as that says anything. `why`: in the driver's words."""
+    return DeviceHealth("degraded", f"its health is only partly known: its XID errors are not heard ({why})")
 
 
 def worse(one: DeviceHealth, other: DeviceHealth) -> DeviceHealth:

@@ -391,8 +391,8 @@ class TenantSet(CommandBase, frozen=True, kw_only=True):
 
 
 class HostDrained(CommandBase, frozen=True, kw_only=True):
-    """Somebody: no rank starts on this host from now on, and those that are there leave it, or stay (`cordon`); or
-    (`drained` False) the host is used again."""
+    """Somebody, or the host itself: no rank starts on this host from now on, and those that are there leave it, or stay
+    (`cordon`); or (`drained` False) the host is used again."""
 
     host: HostId
     drained: bool = True
@@ -402,6 +402,10 @@ class HostDrained(CommandBase, frozen=True, kw_only=True):
     by: Text = ""
     cordon: bool = False
     """Whether what is there stays. With `drained` False: a host that is drained is not used again by this."""
+    why: Text = ""
+    """Why, in words; empty: nobody says."""
+    closed: Count | None = None
+    """How many hosts were drained or cordoned when this was decided: as many still are. None: however many are."""
 
 
 class HostForgotten(CommandBase, frozen=True, kw_only=True):

@@ -29,6 +29,8 @@ class Drain(msgspec.Struct, frozen=True):
     """When the drain began, on the wall clock, s."""
     cordon: bool = False
     """What is there stays: the host is cordoned, and not drained."""
+    why: str = ""
+    """Why, in words; empty: nobody says."""
 
     @property
     def told(self) -> str:

@@ -1,21 +1,34 @@
-"""What people ask of a host as a whole: that everything leaves it, that nothing new comes, that it is used again."""
+"""What is asked of a host as a whole: that everything leaves it, that nothing new comes, that it is used again. People
+ask; that nothing new comes the host asks itself, too, when starts fail on it."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from covey.core.errors import Refused
+from covey.core.errors import NoLeader, OutcomeUnknown, Refused
 from covey.core.ids import HostId
 from plugins.base import Host
+from plugins.facts import RanksEnded
+from plugins.gossiped import DrainedNow
+from plugins.scheduler.machine.host.failed_starts import (
+    CloseHost,
+    FailedStarts,
+    HostLooked,
+    StartedWell,
+    StartFailed,
+    StayOpen,
+)
 from plugins.scheduler.machine.log.job_table import JobTable
 from plugins.scheduler.machine.log.jobs import Job
 from plugins.scheduler.messages.commands import HostDrained, HostForgotten
+from plugins.scheduler.policy.eligible import Drain
 from plugins.scheduler.service import asked
 from plugins.scheduler.service.log import QueueLog
 
 SHOWN_S = 2.0
 """Seconds for which this host's own copy of the log is waited for."""
 GOSSIP_BYTES_MAX = 48
-"""The longest name of whoever drains a host in gossip, bytes: all that a host gossips has 960 bytes."""
+"""The longest name of whoever drains a host, and the longest reason, in gossip, bytes: all that a host gossips has 960
+bytes."""
 
 
 class Drains:
@@ -81,6 +94,70 @@ class Drains:
         await self.log.until(lambda: (host in self.queue.drained) == command.drained, SHOWN_S)
 
 
-def in_gossip(by: str) -> str:
-    """The beginning of the drainer's name, cut to `GOSSIP_BYTES_MAX` bytes."""
-    return by.encode()[:GOSSIP_BYTES_MAX].decode(errors="ignore")
+ITSELF = "its own agent"
+"""By whom a host is cordoned that cordoned itself."""
+
+
+class OwnCordon:
+    """Cordons this host when starts of jobs fail on it one after another."""
+
+    def __init__(self, host: Host, queue: JobTable, log: QueueLog) -> None:
+        self.host, self.queue, self.log = host, queue, log
+        self.starts = FailedStarts()
+        self._closes = False
+        """Whether the log is being asked."""
+
+    def ended(self, fact: RanksEnded) -> None:
+        """Take in the end of ranks here, which may never have run."""
+        job = self.queue.jobs.get(fact.job)
+        owner = None if job is None else job.spec.owner
+        user = "" if owner is None else owner.user
+        self.starts.handle(StartFailed(fact.job, user, fact.unstarted, fact.reason))
+        self.look()
+
+    def started(self) -> None:
+        """Take in that all ranks of a job run here."""
+        self.starts.handle(StartedWell())
+
+    def notes(self) -> list[str]:
+        """Notes for `agentctl status`: that starts fail here, and yet the host is not cordoned."""
+        return [f"starts fail: {self.starts.stays_open}"] if self.starts.stays_open else []
+
+    def look(self) -> None:
+        """Cordon this host if it is time: once a second, and when a start failed."""
+        me = self.host.id
+        alive = sum(view.state == "alive" and view.host != me for view in self.host.hosts())
+        if self._closes or self.log.behind:
+            return
+        for action in self.starts.handle(HostLooked(1 + alive, len(self.queue.drained), me in self.queue.drained)):
+            if isinstance(action, StayOpen):
+                self.host.note(f"host/{me}", "starts fail", action.why)
+                self.host.env.log.error("starts of jobs fail one after another", why=action.why)
+            else:
+                self._closes = True
+                self.host.env.spawn("cordon this host", self._close(action))
+
+    async def _close(self, action: CloseHost) -> None:
+        """Ask the log once; what it does not do is asked for again at the next look."""
+        me = self.host.id
+        why = action.why[:1000]
+        try:
+            await self.log.propose(
+                HostDrained(wall_s=0.0, host=me, by=ITSELF, cordon=True, why=why, closed=action.closed)
+            )
+            await self.log.until(lambda: me in self.queue.drained, SHOWN_S)
+        except (NoLeader, OutcomeUnknown) as error:
+            self.host.env.log.debug("not cordoned yet", why=str(error))
+        finally:
+            self._closes = False
+
+
+def in_gossip(drain: Drain | None, jobs: int) -> DrainedNow:
+    """What a host gossips of its being drained or cordoned, cut to what gossip takes. `jobs`: those with ranks here."""
+    if drain is None:
+        return DrainedNow("")
+    return DrainedNow(_cut(drain.by), jobs, drain.cordon, _cut(drain.why), drain.wall_s if drain.why else 0.0)
+
+
+def _cut(text: str) -> str:
+    return text.encode()[:GOSSIP_BYTES_MAX].decode(errors="ignore")

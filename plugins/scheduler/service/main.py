@@ -76,7 +76,7 @@ from plugins.scheduler.policy.settings import SchedulerSettings
 from plugins.scheduler.service import asked, metrics, views
 from plugins.scheduler.service.arrangements import Arrangements
 from plugins.scheduler.service.coordinated_gangs import CoordinatedGangs
-from plugins.scheduler.service.drains import Drains, in_gossip
+from plugins.scheduler.service.drains import Drains, OwnCordon, in_gossip
 from plugins.scheduler.service.gpus.gpus_here import OwnGpus
 from plugins.scheduler.service.gpus.shared_gpus import GpuGossip
 from plugins.scheduler.service.gpus.use_watch import UseWatch
@@ -133,6 +133,7 @@ class SchedulerService(PluginService):
         )
         self.moves = RunningMoves(host, self.queue, self.queue_log)
         self.drains = Drains(host, self.queue, self.queue_log)
+        self.own_cordon = OwnCordon(host, self.queue, self.queue_log)
         self.tenants = Tenants(host, self.queue, self.queue_log)
         self.changes = QueueChanges(self.queue_log, self._seek, self._job)
         self.history = JobHistory(self.name, host, self.queue, self.queue_log)
@@ -199,6 +200,7 @@ class SchedulerService(PluginService):
             self._second.clear()
             await self.ranks.second_passed(self.env.clock.now_s())
             self.stuck.second()
+            self.own_cordon.look()
             self.early.second()
             await self.spares.second()
             self.ranks.see_gpus()
@@ -219,6 +221,7 @@ class SchedulerService(PluginService):
             self._second.set()
         elif isinstance(fact, RanksEnded):
             self.ranks.ended(fact)
+            self.own_cordon.ended(fact)
             self.env.spawn(f"curve of {fact.job}", self.curves.save(fact.job))
             codes = ", ".join(f"{rank}: {code}" for rank, code in fact.codes.items())
             why = f" ({fact.reason})" if fact.reason else ""
@@ -227,6 +230,7 @@ class SchedulerService(PluginService):
         elif isinstance(fact, JobPlaced):
             self.ranks.told[fact.job] = fact.epoch  # by a life of this plugin before this one, whose disk was sick
         elif isinstance(fact, RanksStarted):
+            self.own_cordon.started()
             pids = ", ".join(f"{rank}: {pid}" for rank, pid in sorted(fact.pids.items()))
             self.host.note(fact.job, "ranks run here", f"epoch {fact.epoch}, process by rank: {pids}")
             if (job := self.queue.jobs.get(fact.job)) is not None and job.spec.elastic:
@@ -335,9 +339,7 @@ class SchedulerService(PluginService):
 
     def _publish(self) -> None:
         self.gpus_here.publish(self.ranks.reservations)
-        drain = self.queue.drained.get(self.host.id)
-        here = len(self.host.runner.running())
-        leaves = DrainedNow(in_gossip(drain.by), here, drain.cordon) if drain else DrainedNow("")
+        leaves = in_gossip(self.queue.drained.get(self.host.id), len(self.host.runner.running()))
         if leaves != self._drained:
             self._drained = leaves
             self.host.spread("drained", leaves)
@@ -345,7 +347,7 @@ class SchedulerService(PluginService):
     # ---- what people ask ----
 
     def notes(self) -> list[str]:
-        return [*self.gpus_here.notes(), *self.history.notes()]
+        return [*self.gpus_here.notes(), *self.history.notes(), *self.own_cordon.notes()]
 
     def commands(self) -> Mapping[str, Command]:
         return {

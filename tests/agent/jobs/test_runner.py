@@ -130,7 +130,7 @@ async def test_a_command_that_is_not_there_ends_with_127_and_the_reason(host: He
     told = await ended(host, ranks("j1", "/no/such/program", count=2))
     assert told.codes == {0: 127, 1: 127}
     assert "rank 0 cannot start: /no/such/program: No such file" in told.reason
-    assert host.told(RanksStarted) == []
+    assert host.told(RanksStarted) == [] and told.unstarted == "job", "the host did not fail it"
 
 
 async def test_stopping_asks_first_and_kills_after_the_grace(host: Here) -> None:

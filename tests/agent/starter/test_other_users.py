@@ -389,9 +389,10 @@ async def test_a_supervisor_names_no_process_of_another_user(both: tuple[Here, S
     assert host.env.starter.owner(ProcessId(os.getpid(), 0)) is None, "of another time"
     here = ProcessId(os.getpid(), start_ticks(os.getpid()) or 0)
     state = SupervisorState(pids={0: here}, codes={0: 0, 7: 3}, leaving=(here,), reason="a\nb\x1b[2J" + "x" * 5000)
+    state = msgspec.structs.replace(state, unstarted="host")
     found = believed(host.env, of_alice("/bin/true"), state)
     assert (found.pids, found.codes, found.leaving, len(found.reason)) == ({}, {0: 0}, (), 998)
-    assert found.reason.isprintable()
+    assert found.reason.isprintable() and found.unstarted == "job", "no user says that a host fails"
     assert believed(host.env, ranks("j2", "/bin/true"), state) == state, "the agent's own supervisor is believed"
 
 

@@ -11,7 +11,7 @@ from covey.core.ids import JobId
 from covey.ports.devices import DeviceProcess, DeviceSample, Gpu
 from covey.ports.probes import CardNow, MemoryNow
 from plugins.base import LogRead, RankLease, RanksSpec
-from plugins.facts import RanksEnded, RanksStarted
+from plugins.facts import RanksEnded, RanksStarted, StartFault
 
 
 class FakeClock:
@@ -135,6 +135,8 @@ class Machine:
         """Whether no rank may join those that run here."""
         self.dying: set[tuple[JobId, int]] = set()
         """Ranks of which processes that left still run."""
+        self.unstarted: StartFault = ""
+        """Whose fault it is that no ranks start here; empty: they do."""
         self.die_slowly = False
         """Whether processes that leave run on until `FakeRunner.all_left`."""
 
@@ -201,6 +203,10 @@ class FakeRunner:
             return
         self.machine.ranks[key] = spec
         self.machine.starts.append(key)
+        if self.machine.unstarted:
+            codes = {rank.rank: 127 for rank in spec.ranks}
+            self.end(*key, codes, "no room in this test", unstarted=self.machine.unstarted)
+            return
         self.tell(RanksStarted(spec.job, spec.epoch, {rank.rank: 100 + rank.rank for rank in spec.ranks}))
 
     def spec(self, job: JobId, epoch: int) -> RanksSpec | None:
@@ -239,9 +245,18 @@ class FakeRunner:
     async def kept(self) -> Sequence[RanksSpec]:
         return list(self.machine.ranks.values())
 
-    def end(self, job: JobId, epoch: int, codes: dict[int, int], reason: str = "", lost: bool = False) -> None:
+    def end(
+        self,
+        job: JobId,
+        epoch: int,
+        codes: dict[int, int],
+        reason: str = "",
+        lost: bool = False,
+        unstarted: StartFault = "",
+    ) -> None:
         since = self.machine.ranks.pop((job, epoch)).since
-        fact = self.machine.ends[job, epoch] = RanksEnded(job, epoch, codes, reason, lost, since)
+        fact = RanksEnded(job, epoch, codes, reason, lost, since, unstarted=unstarted)
+        self.machine.ends[job, epoch] = fact
         self.tell(fact)
 
     def running(self) -> Mapping[tuple[JobId, int], Mapping[int, int]]:

@@ -80,7 +80,9 @@ class NvmlDevices:
         told, xids = self._newest.now(), self._inventory.xids
         listed = [one.listed for one in told.listing.readings]
         found = shown(self._inventory.devices, listed, told.listing.unread, self._silence(told))
-        return tuple(_struck(gpu, xids[gpu.uuid]) if gpu.uuid in xids else gpu for gpu in found)
+        deaf = self._driver.deaf
+        heard = (_unheard(gpu, deaf[gpu.index]) if gpu.index in deaf else gpu for gpu in found)
+        return tuple(_struck(gpu, xids[gpu.uuid]) if gpu.uuid in xids else gpu for gpu in heard)
 
     def unlisted(self) -> str:
         told = self._newest.now()
@@ -229,6 +231,12 @@ class NvmlDevices:
 def _struck(gpu: Gpu, xid: int) -> Gpu:
     """The GPU with the XID that was heard of it, which the newest reading may not have."""
     now = health.worse(DeviceHealth(gpu.condition, gpu.why), health.of_xid(xid))
+    return msgspec.structs.replace(gpu, condition=now.condition, why=now.why)
+
+
+def _unheard(gpu: Gpu, why: str) -> Gpu:
+    """The GPU, of which nobody would hear an XID."""
+    now = health.worse(DeviceHealth(gpu.condition, gpu.why), health.unheard(why))
     return msgspec.structs.replace(gpu, condition=now.condition, why=now.why)
 
 

@@ -82,6 +82,8 @@ class NvmlDriver:
         self._events: XidEvents | None = None
         self._listened: tuple[tuple[int, ...], float] = ((), 0.0)
         """The GPUs that are listened to, by number, and since when."""
+        self.deaf: Mapping[int, str] = {}
+        """The GPUs whose XIDs are not heard, by number, and why: as the newest listener found that knows."""
 
     def read(self) -> DriverSaid:
         """Read every device now. It never raises what a driver does."""
@@ -116,6 +118,9 @@ class NvmlDriver:
         self.handles = {**self.handles, **{one.device.uuid: one for one in found}}
         self._inventory.learn(one.listed.known for one in listing.readings)
         self._listen({one.number: one.whole for one in found})
+        if self._events is not None and self._events.deaf is not None:
+            told = zip(self._listened[0], self._events.deaf, strict=True)
+            self.deaf = {number: why for number, why in told if why}
         return DriverSaid(listing, "")
 
     def _begin(self) -> DriverSaid | None:
@@ -150,7 +155,7 @@ class NvmlDriver:
             self._events.close()
             self._events = None
         if numbers:
-            self._events = self._listens(self.nvml, tuple(wholes.values()), self._heard)
+            self._events = self._listens(self.nvml, tuple(wholes[number] for number in numbers), self._heard)
             self._listened = numbers, now_s
 
     def end(self) -> None:

@@ -18,6 +18,8 @@ class XidEvents:
         self._over = threading.Event()
         self.why = ""
         """Why the thread ended, as the driver says it."""
+        self.deaf: tuple[str, ...] | None = None
+        """Why nothing is heard of each of these GPUs, in order; empty: it is; None: that is not known yet."""
         # A daemon: a driver that hangs must not keep the agent from ending.
         self._thread = threading.Thread(target=self._run, name="nvml: events", daemon=True)
         self._thread.start()
@@ -36,28 +38,34 @@ class XidEvents:
         try:
             events = nvml.nvmlEventSetCreate()
         except nvml.NVMLError as error:
-            self.why = str(error)
+            self._deafened(error)
             return
         try:
             if self._registered(events):
                 while not self._over.is_set():
                     self._wait(events)
         except nvml.NVMLError as error:
-            self.why = str(error)  # the driver is gone; a new one gets new threads
+            self._deafened(error)  # the driver is gone; a new one gets new threads
         finally:
             self._free(events)
 
     def _registered(self, events: Any) -> int:
         """The number of GPUs that tell events. Some do not: an older GPU, a container."""
-        count = 0
+        deaf: list[str] = []
         for handle in self._handles:
             try:
                 self._nvml.nvmlDeviceRegisterEvents(handle, self._nvml.nvmlEventTypeXidCriticalError, events)
             except self._nvml.NVMLError as error:
                 self.why = str(error)
+                deaf.append(self.why)
                 continue
-            count += 1
-        return count
+            deaf.append("")
+        self.deaf = tuple(deaf)
+        return deaf.count("")
+
+    def _deafened(self, error: Exception) -> None:
+        self.why = str(error)
+        self.deaf = (self.why,) * len(self._handles)
 
     def _wait(self, events: Any) -> None:
         """Wait for one event, for a second at most. NVMLError when the driver is gone."""

@@ -214,12 +214,15 @@ def _host_drained(queue: JobTable, command: HostDrained) -> Result:
     """Drain or cordon a host, or use it again; a repeated command changes nothing."""
     host, by = command.host, command.by or "a person"
     before = queue.drained.get(host)
-    now = Drain(by, command.stop_jobs, command.wall_s, command.cordon) if command.drained else None
+    now = Drain(by, command.stop_jobs, command.wall_s, command.cordon, command.why) if command.drained else None
     if command.cordon and before is not None and not before.cordon:
         what = f"{host} was not {'cordoned' if command.drained else 'uncordoned'}"
         return NotApplied(4, what, f"it {before.told}, and what is there leaves it", f"agentctl hosts resume {host}")
     if (now and (now.stop_jobs, now.cordon)) == (before and (before.stop_jobs, before.cordon)):
         return Applied()
+    if command.closed not in (None, len(queue.drained)):
+        why = f"{len(queue.drained)} hosts are drained or cordoned by now, and not {command.closed}"
+        return NotApplied(4, f"{host} was not cordoned", why, "none: it looks again")
     rest = {other: drain for other, drain in queue.drained.items() if other != host}
     if now is not None and len(rest) >= DRAINED_MAX:
         what = f"{host} was not {'cordoned' if command.cordon else 'drained'}"
@@ -301,6 +304,6 @@ def _of_drain(before: Drain | None, now: Drain | None, by: str) -> tuple[str, st
         what = "host uncordoned" if before is not None and before.cordon else "host resumed"
         return what, f"{by}: ranks may start there again"
     if now.cordon:
-        return "host cordoned", f"{by}: no rank starts there; what is there stays"
+        return "host cordoned", f"{by}: no rank starts there; what is there stays{f'; {now.why}' if now.why else ''}"
     stays = "others stop and are queued again" if now.stop_jobs else "others stay until they end"
     return "host drained", f"{by}: no rank starts there; jobs that heal move to other hosts, {stays}"

@@ -1,6 +1,6 @@
 """What this host says of its own GPUs: to the rack by gossip, to people by its event logs, its log and its status.
 
-A GPU that takes no job is told as long as it is so: how many, and what is wrong with the worst one (`GpusNow`). What
+A GPU that takes no job is told as long as it is so: how many, and what is wrong, the worst first (`GpusNow`). What
 changes is an event of the host and of the GPU (`agentctl why host/NAME`).
 """
 
@@ -17,16 +17,28 @@ from plugins.scheduler.service import metrics
 from plugins.scheduler.service.gpus.use_watch import UseWatch
 
 WHY_BYTES_MAX = 80
+"""The most bytes in gossip of what is wrong with GPUs."""
 HELD_MAX, ID_MAX = 2, 12
 """The most jobs with sick or idle GPUs that a host gossips, and the longest of their ids: the value has 256 bytes."""
 WORSE: tuple[Condition, ...] = ("ok", "degraded", "unknown", "drain", "lost")
 """The conditions of a GPU, the better first."""
 
 
-def worst(gpus: Sequence[Gpu]) -> Gpu | None:
-    """The GPU that takes no job and is in the worst condition; None: all take jobs."""
-    out = [gpu for gpu in gpus if not gpu.takes_jobs]
-    return max(out, key=lambda gpu: WORSE.index(gpu.condition), default=None)
+def causes(gpus: Sequence[Gpu], out: Mapping[str, str]) -> list[str]:
+    """Why GPUs take no job, held or not, each cause once: those of the GPUs in the worst condition first. `out`: GPUs
+    that no job holds and that take none, and why."""
+    sick = sorted((gpu for gpu in gpus if not gpu.takes_jobs), key=lambda gpu: -WORSE.index(gpu.condition))
+    others = [why for uuid, why in out.items() if uuid not in {gpu.uuid for gpu in sick}]
+    return list(dict.fromkeys([*(gpu.why or gpu.condition for gpu in sick), *others]))
+
+
+def shortened(found: Sequence[str]) -> str:
+    """The causes as far as gossip has room for them, and how many more there are."""
+    for count in range(len(found), 0, -1):
+        more = [f"{len(found) - count} more"] if count < len(found) else []
+        if len((text := "; ".join([*found[:count], *more])).encode()) <= WHY_BYTES_MAX:
+            return text
+    return found[0].encode()[:WHY_BYTES_MAX].decode(errors="ignore") if found else ""
 
 
 def now(
@@ -34,15 +46,15 @@ def now(
 ) -> GpusNow:
     """What gossip says of this host's GPUs. `unlisted`: why it is not known which GPUs are here; empty: `gpus` has them
     all. `in_trouble`: jobs that hold sick or idle GPUs here."""
-    out, sick = reservations.out(), worst(gpus)
-    why = unlisted or (sick.why or sick.condition if sick is not None else next(iter(out.values()), ""))
+    out = reservations.out()
+    why = shortened([unlisted] if unlisted else causes(gpus, out))
     return GpusNow(
         total=len(gpus),
         free=len(reservations.free()),
         model=gpus[0].model[:64] if gpus else "",
         simulated=bool(gpus) and gpus[0].simulated,
         out=len(out),
-        why=why.encode()[:WHY_BYTES_MAX].decode(errors="ignore"),
+        why=why,
         known=not unlisted,
         held={job: word[:8] for job, word in sorted((in_trouble or {}).items())[:HELD_MAX] if len(job) <= ID_MAX},
     )

@@ -77,6 +77,7 @@ class Deaf:
 
     made: list["Deaf"]
     alive, why = True, ""
+    deaf: tuple[str, ...] | None = None
 
     def __init__(self, _nvml: Any, handles: Any, _heard: Any) -> None:
         self.handles, self.closed = handles, False
@@ -324,6 +325,19 @@ def test_listening_ends_with_a_reason_or_goes_on(call: str, monkeypatch: pytest.
                 events.close()
             events._thread.join(5.0)
             assert not events.alive and (goes_on or events.why), error
+            assert events.deaf == (("",) if goes_on else (events.why,)), "what is not heard is known not to be"
+
+
+async def test_a_gpu_whose_errors_are_not_heard_is_used_and_named() -> None:
+    """A container, or an older GPU, tells no events: what is not known is not called well."""
+    with beneath_pynvml(StandIn(Board("GPU-a"))) as driver:
+        driver.failing = {"nvmlDeviceRegisterEvents": ERRORS["NVML_ERROR_NOT_SUPPORTED"]}
+        devices = NvmlDevices(JsonLog(Lines()), wanted=True)  # type: ignore[arg-type]
+        await devices.start_up()
+        await until(lambda: devices.gpus()[0].condition == "degraded")
+        (gpu,) = devices.gpus()
+        assert gpu.takes_jobs and gpu.why.startswith("its health is only partly known: its XID errors are not heard (")
+        devices.close()
 
 
 async def test_a_driver_that_hangs_is_unknown_and_what_was_there_is_there_again() -> None:

@@ -20,11 +20,18 @@ COUNTS = st.builds(
 )
 
 
-@pytest.mark.parametrize(
-    ("number", "condition"), [(13, "ok"), (31, "ok"), (43, "ok"), (48, "drain"), (79, "lost"), (94, "degraded")]
-)
-def test_errors_of_programs_say_nothing_of_the_device(number: int, condition: Condition) -> None:
-    assert health.of_xid(number).condition == condition
+PROGRAMS = (8, 11, 13, 31, 32, 43, 45, 68, 69, 147, 148, 154)
+"""XIDs after which NVIDIA has the program started again, or nothing done; 154 only tells of others."""
+RESETS = (46, 48, 62, 64, 74, 79, 95, 109, 110, 119, 120, 136, 140, 143, 144, 150, 155, 156, 158)
+"""XIDs after which NVIDIA has the GPU or its machine reset, or its links looked at."""
+NAMED = (63, 92, 94, 171, 172)
+
+
+def test_xids_that_ask_for_a_reset_take_a_gpu_out_of_use_those_of_programs_do_not() -> None:
+    assert {number: health.of_xid(number).condition for number in PROGRAMS} == dict.fromkeys(PROGRAMS, "ok")
+    assert not [number for number in RESETS if health.of_xid(number).takes_jobs]
+    assert {number: health.of_xid(number).condition for number in NAMED} == dict.fromkeys(NAMED, "degraded")
+    assert all(health.of_xid(number).why.startswith(f"XID {number}: ") for number in (*RESETS, *NAMED))
 
 
 @pytest.mark.parametrize(
