@@ -84,6 +84,8 @@ RULES: Mapping[str, Rule] = {
     "agent.turn_keys": OPERATE,
     "agent.make_token": OPERATE,
     "agent.login": Rule("log in", changes=True),
+    "agent.open_session": Rule("own", "job", changes=True, noted=("job/{id}",)),
+    "agent.turn_session": OWN_JOB,
     "scheduler.jobs": LOOK,
     "scheduler.job": LOOK,
     "scheduler.quotas": LOOK,
