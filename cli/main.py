@@ -42,6 +42,7 @@ NOUNS = {
     "bundle": (LOOK, "write one file for whoever looks into a trouble: status, jobs, settings, journal, no secrets"),
     "version": (LOOK, "print the versions of agentctl and of all agents"),
     "submit": (ACT, "start a job: agentctl submit --workers 4 -- python train.py"),
+    "run": (ACT, "run a job as if it ran here: agentctl run --gpus 2 -- python train.py"),
     "exec": (ACT, "run a command beside a job's rank: agentctl exec j1 -- nvidia-smi"),
     "shell": (ACT, "open a shell beside a job's rank, or in a job of its own: agentctl shell --gpus 1"),
     "cancel": (ACT, "end jobs: agentctl cancel j1 j5-j9 j12[3-7], or by --user, --state, --name, --tenant"),
@@ -70,7 +71,7 @@ FOLDERS = {
         *("quota", "scale", "submit", "tensors", "tune", "wait"),
     ),
     "memory": ("memory", "slabs"),
-    "beside": ("exec", "shell"),
+    "beside": ("exec", "run", "shell"),
     "books": ("history", "report"),
     "queue": ("hold", "priority", "release", "requeue", "update"),
 }

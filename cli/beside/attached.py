@@ -93,6 +93,8 @@ class Attached:
                 if 0 in ready:
                     data = os.read(0, READ_BYTES)
                     is_open = bool(data)
+                    if self._terminal and not is_open:
+                        raise OSError("this terminal is gone")
                 self._send(fields, data, ended=0 in ready and not data)
                 said = max(said, self._signals - 1)
         except AgentctlError as error:
@@ -187,7 +189,7 @@ def raw(wanted: bool) -> Iterator[None]:
         return
     before = termios.tcgetattr(0)
     try:
-        tty.setraw(0)
+        tty.setraw(0, termios.TCSADRAIN)
         yield
     finally:
         termios.tcsetattr(0, termios.TCSADRAIN, before)

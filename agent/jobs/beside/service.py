@@ -20,7 +20,7 @@ from agent.jobs.beside.messages import (
     turned,
 )
 from agent.jobs.output import JobsSettings
-from agent.jobs.runner import SupervisedRunner
+from agent.jobs.runner import Beside, SupervisedRunner
 from agent.jobs.whose import JobPaths, is_theirs, other_user, start_program
 from covey.core.carried import TEXT, size
 from covey.core.errors import Refused
@@ -34,9 +34,11 @@ from plugins.base import Command, RanksSpec
 from plugins.views import JobView
 
 AGENT = "agent"
-ASK_S = 8.0
+ASK_S = 12.0
 """Seconds in which the rank's host has to begin a session."""
-BOOT_S = 6.0
+START_S = 2.0
+"""Seconds for which a rank is waited for that has just started."""
+BOOT_S = 5.0
 """Seconds in which a session has to answer after its start."""
 LOOK_S = 0.02
 SHELL_WAIT_S = 2.0
@@ -141,7 +143,7 @@ class BesideSessions:
         """Answer another agent, which has made sure that whoever asks may act on the job. Refused says why not."""
         if isinstance(question, TurnSession):
             return await self._hand_on(question)
-        found = self._agent.runner.beside(question.job, question.rank)
+        found = await self._rank(question)
         what = f"no command can run beside rank {question.rank} of {question.job}"
         if found is None:
             why = f"the rank does not run on {self._agent.id} now"
@@ -185,6 +187,15 @@ class BesideSessions:
             self._known.pop(session, None)
             raise Refused(1, what, str(error), f"agentctl why {question.job}") from error
         return opened
+
+    async def _rank(self, question: OpenSession) -> Beside | None:
+        """The rank beside which a session is to begin. One that has just started is waited for: its supervisor is about
+        to say that it runs."""
+        clock, runner = self._agent.env.clock, self._agent.runner
+        end_s = clock.now_s() + START_S
+        while (found := runner.beside(question.job, question.rank)) is None and clock.now_s() < end_s:
+            await asyncio.sleep(LOOK_S)
+        return found
 
     async def _free_name(self, question: OpenSession, spec: RanksSpec) -> tuple[str, Turned | None]:
         """The name of the session to begin; or the one to find again, and where its bytes are."""

@@ -17,6 +17,8 @@ import signal
 import struct
 import termios
 
+import msgspec
+
 from agent.jobs.beside.conversation import Conversation
 from agent.jobs.beside.messages import ERR, NOTICE, OUT, OUTPUT_BYTES_MAX, SessionConfig, turns
 from agent.jobs.supervision import Adopting, claimed_socket
@@ -31,6 +33,8 @@ READ_BYTES = 32 << 10
 LOOK_S = 0.5
 LINGER_S = 2.0
 """Seconds for which a session answers again, once an answer said how its command ended: that answer may be lost."""
+ENDED_S = 30.0
+"""Seconds for which the last output of a command that has ended is kept for whoever does not take it."""
 DRAIN_S = 0.5
 """Seconds after a command's end for which what it left running may still write: its pipes may stay open for ever."""
 HANG_UP_S = 2.0
@@ -77,6 +81,8 @@ class BesideSession:
 
     async def _serve(self, stream: ByteStream) -> None:
         turn = await read_frame(stream, turns)
+        if self._config.terminal and turn.ended:  # the other terminal was lost; this one stays
+            turn = msgspec.structs.replace(turn, ended=False)
         await stream.write(pack(await self.conversation.turn(turn)))
 
     # ---- the command ----
@@ -239,7 +245,7 @@ class BesideSession:
         found = self._env.processes.find(ends_with)
         if found is not None:
             await found.wait()
-        self._hang_up("the job has ended on this host\n")
+        self._hang_up("\r\nthe job has ended on this host\r\n")
 
     async def _until_over(self) -> None:
         """Wait until the command has ended, and whoever typed it knows, or does not come back."""
@@ -254,7 +260,7 @@ class BesideSession:
             away_s = talk.away_s
             if self._ended.is_set():
                 told_s = now_s if told_s is None and talk.told else told_s
-                if (told_s is not None and now_s - told_s > LINGER_S) or away_s > config.kept_s:
+                if (told_s is not None and now_s - told_s > LINGER_S) or away_s > min(config.kept_s, ENDED_S):
                     return
             elif away_s > config.kept_s:
                 self._hang_up()
