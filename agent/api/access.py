@@ -86,6 +86,7 @@ RULES: Mapping[str, Rule] = {
     "agent.login": Rule("log in", changes=True),
     "agent.open_session": Rule("own", "job", changes=True, noted=("job/{id}",)),
     "agent.turn_session": OWN_JOB,
+    "agent.stacks": OWN_JOB,
     "scheduler.jobs": LOOK,
     "scheduler.job": LOOK,
     "scheduler.quotas": LOOK,

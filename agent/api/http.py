@@ -342,6 +342,7 @@ class HttpApi:
         post("/v1/jobs/{id}/tune", self._ask("scheduler.tune", _path_and_body))
         post("/v1/jobs/{id}/sessions", self._ask("agent.open_session", _path_and_body))
         post("/v1/jobs/{id}/turn", self._ask("agent.turn_session", _path_and_body))
+        post("/v1/jobs/{id}/stacks", self._ask("agent.stacks", _path_id))
         post("/v1/gpus/{id}/forget", self._ask("agent.forget_gpu", _path_id))
         post("/v1/hosts/{id}/give-up", self._ask("scheduler.give_up", _path_id))
         post("/v1/hosts/{id}/drain", self._ask("scheduler.drain", _path_and_body))

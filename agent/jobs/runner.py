@@ -77,8 +77,10 @@ class Beside(NamedTuple):
     spec: RanksSpec
     command: Command
     """The rank's own command."""
-    ends_with: ProcessId
-    """The process whose end is that of the ranks here: their supervisor, or the rank where that is not known."""
+    process: ProcessId
+    """The rank's process."""
+    supervisor: ProcessId | None
+    """The supervisor of the ranks here; None: it is not known."""
 
 
 async def nobody_waits() -> None:
@@ -541,15 +543,15 @@ class SupervisedRunner:
         known = self._epochs.get((job, epoch))
         return None if known is None or known.ended else known.record.token
 
-    def beside(self, job: JobId, rank: int) -> Beside | None:
-        """What a command beside this rank needs; None: the rank does not run here now."""
+    def beside(self, job: JobId, rank: int | None) -> Beside | None:
+        """What a command beside a rank of the job needs; `rank`: which, None: any. None: it does not run here now."""
         for key, epoch in sorted(self._epochs.items(), reverse=True):
             ends = epoch.ended or (epoch.stop or epoch.state.ending) is not None
-            if key[0] == job and not ends and rank in epoch.state.pids and rank not in epoch.state.codes:
-                here = next((each for each in epoch.record.spec.ranks if each.rank == rank), None)
-                if here is not None:
-                    command = self._launching.command(epoch.record, here)
-                    return Beside(epoch.record.spec, command, epoch.record.supervisor or epoch.state.pids[rank])
+            runs = epoch.state.pids.keys() - epoch.state.codes.keys()
+            for here in epoch.record.spec.ranks if key[0] == job and not ends else ():
+                if here.rank in runs and rank in (None, here.rank):
+                    command, process = self._launching.command(epoch.record, here), epoch.state.pids[here.rank]
+                    return Beside(epoch.record.spec, command, process, epoch.record.supervisor)
         return None
 
     def spec(self, job: JobId, epoch: int) -> RanksSpec | None:

@@ -195,9 +195,11 @@ def raw(wanted: bool) -> Iterator[None]:
         termios.tcsetattr(0, termios.TCSADRAIN, before)
 
 
-def opened(agent: Agent, job: str, rank: int, kind: str, argv: list[str], terminal: bool) -> dict[str, Any]:
+def opened(
+    agent: Agent, job: str, rank: int, kind: str, argv: list[str], terminal: bool, holds_job: bool = False
+) -> dict[str, Any]:
     """Begin a session beside a rank, or find a shell again. AgentctlError says why not."""
-    body: dict[str, Any] = {"rank": rank, "kind": kind, "argv": argv, "terminal": terminal}
+    body: dict[str, Any] = {"rank": rank, "kind": kind, "argv": argv, "terminal": terminal, "holds_job": holds_job}
     if terminal:
         term = os.environ.get("TERM", "")
         body |= {"term": term if len(term) <= 64 and term.isascii() else "", **_size()}

@@ -4,8 +4,8 @@
     agentctl exec j3.2 -- ls -l             beside rank 2, on whichever host that is
 
 Its output is written here, what comes on standard input is its input, and its exit code is returned (128+N for signal
-N). Ctrl-C interrupts it, a second one ends it. It is no rank: it has none of the variables by which one joins its agent.
-It ends with the job. -t gives it a terminal."""
+N). Ctrl-C interrupts it, a second one ends it. It is no rank: it has none of the variables by which one joins its
+agent. It ends with the job. -t gives it a terminal."""
 
 import argparse
 import os

@@ -4,18 +4,27 @@
 
 Options are those of submit. While the job waits it is said why. Ctrl-C asks whether to cancel the job or to leave it
 running; where nobody can be asked the job is cancelled. A second Ctrl-C cancels it, too. The job reads no input: for
-that there is `agentctl shell --gpus 1`."""
+that there is `agentctl shell --gpus 1`.
+
+    agentctl run --gpus 1 -- jupyter lab          prints the address to open in a browser here
+    agentctl run --forward 8000 -- python serve.py
+
+--forward PORT leads a port of this machine (127.0.0.1 alone; another one where it is taken) to that port of the host of
+rank 0, through the agent. Of jupyter and tensorboard it is found in what they write."""
 
 import argparse
 import contextlib
+import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from cli.beside.attached import say
-from cli.client import NO_AGENT, TRY_AGAIN, USAGE, AgentctlError
+from cli.beside.attached import ANSWER_S, INTERRUPTED, say
+from cli.beside.tunnel import SERVERS, announce, lead
+from cli.client import NO_AGENT, TRY_AGAIN, USAGE, Agent, AgentctlError
 from cli.context import Context
 from cli.jobs import submit
 from cli.jobs.logs import Wanted, follow, ranks_in
@@ -26,7 +35,6 @@ POLL_S = 0.3
 PATIENCE_S = 30.0
 """Seconds for which an agent that does not answer is asked again."""
 WAITS = ("queued", "placing", "held")
-INTERRUPTED = 130
 
 
 class LeftRunningError(Exception):
@@ -36,6 +44,15 @@ class LeftRunningError(Exception):
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "agentctl run [options of submit] -- COMMAND..."
     submit.arguments(parser)
+    what = "lead this port of this machine to the same port of the host of rank 0 (may be repeated)"
+    parser.add_argument("--forward", type=port_of, action="append", default=[], metavar="PORT", help=what)
+
+
+def port_of(text: str) -> int:
+    """The number of a port."""
+    if not (text.isascii() and text.isdigit() and 0 < int(text) < 65536):
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a port from 1 to 65535")
+    return int(text)
 
 
 def run(context: Context) -> int:
@@ -55,6 +72,8 @@ def run(context: Context) -> int:
     try:
         with asks(context, job):
             view = until_started(context, job)
+            if not view["over"]:
+                tunnels(context, job, args.forward, command)
             if view["places"] or not view["over"]:
                 count = ranks_in(view)
                 follow(context, job, range(count), count > 1, Wanted(follows=True))
@@ -63,6 +82,15 @@ def run(context: Context) -> int:
     except LeftRunningError:
         say(f"{job} runs on\n  next: agentctl logs {job} -f, or: agentctl wait {job}")
         return INTERRUPTED
+
+
+def tunnels(context: Context, job: str, ports: Sequence[int], command: Sequence[str]) -> None:
+    """Open the tunnels that are wanted, each once somebody listens at its other end."""
+    agent = Agent(context.agent.addresses, context.agent.found_by, ANSWER_S)
+    for port in ports:
+        threading.Thread(target=lead, args=(agent, job, port), daemon=True).start()
+    if not ports and os.path.basename(command[0]) in SERVERS:
+        threading.Thread(target=announce, args=(agent, job), daemon=True).start()
 
 
 def submitted(context: Context, args: argparse.Namespace, command: Sequence[str]) -> str:

@@ -10,14 +10,20 @@ One with neither input nor output for [jobs] shell_idle (8 h) is ended, and is t
 import argparse
 import os
 
-from cli.beside.attached import Attached, job_and_rank, opened, say
+from cli.beside.attached import INTERRUPTED, Attached, job_and_rank, opened, say
+from cli.beside.run import started
 from cli.client import USAGE, AgentctlError
 from cli.context import Context
 from cli.jobs import submit
 from covey.core.units import format_seconds
 
-IN_JOB = ("sh", "-c", "trap 'exit 0' TERM INT HUP; while :; do sleep 3600 & wait; done")
-"""What the job of a shell runs until the shell ends."""
+IN_JOB = (
+    "sh",
+    "-c",
+    "trap 'came=1' USR1; trap 'exit 0' TERM INT HUP; left=120; "
+    'while [ "$came" ] || [ $left -gt 0 ]; do sleep 1 & wait $!; left=$((left - 1)); done; echo no shell came',
+)
+"""What the job of a shell runs: it ends when its session says so (SIGTERM), or when none came for two minutes."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,26 +45,27 @@ def run(context: Context) -> int:
     if args.word or args.gpus_per_worker is None:
         why = "expected the id of one job, or --gpus N for a job of its own"
         raise AgentctlError(USAGE, "which shell is not said", why, "agentctl shell j1, or agentctl shell --gpus 1")
-    from cli.beside.run import started
-
     args.name = args.name or "shell"
     args.hooks = False
-    job = started(context, args, IN_JOB)
-    if job is None:
-        return 130
+    own = started(context, args, IN_JOB)
+    if own is None:
+        return INTERRUPTED
     try:
-        return shell(context, job, 0)
-    finally:
-        context.agent.post("jobs", job, "cancel")
-        say(f"{job} ends with its shell")
+        code = shell(context, own, 0, holds_job=True)
+    except AgentctlError:
+        context.agent.post("jobs", own, "cancel")
+        raise
+    say(f"{own} ends with its shell")
+    return code
 
 
-def shell(context: Context, job: str, rank: int) -> int:
-    found = opened(context.agent, job, rank, "shell", [], True)
+def shell(context: Context, job: str, rank: int, holds_job: bool = False) -> int:
+    """`holds_job`: the job is there for this shell, and ends with it."""
+    found = opened(context.agent, job, rank, "shell", [], True, holds_job)
     kept = format_seconds(found["kept_s"])
     where = f"beside rank {rank} of {job} on {found['host']}"
     if found["again"]:
         say(f"this is your shell of before {where}")
     else:
-        say(f"a shell {where}; if this terminal is lost, the same command finds it again for {kept}")
+        say(f"a shell {where}; if this terminal is lost, agentctl shell {job}.{rank} finds it again for {kept}")
     return Attached(context.agent, "shell", found, True).run()

@@ -18,7 +18,7 @@ WAIT_S_MAX = 10.0
 """The longest that a turn waits for output, seconds."""
 ARGV_BYTES_MAX = 64 << 10
 """The most bytes of a command and its arguments."""
-SESSION_PATTERN = r"^(?:ex|sh)-[a-z0-9.-]{1,80}\Z"
+SESSION_PATTERN = r"^(?:ex|sh|to)-[a-z0-9.-]{1,80}\Z"
 OUT, ERR, NOTICE = 1, 2, 3
 """Where bytes of a session belong: to its command's standard output, to its standard error, or to words of the session
 itself for whoever looks."""
@@ -29,7 +29,7 @@ Job = Annotated[JobId, Meta(pattern=ID_PATTERN, max_length=63)]
 Epoch = Annotated[int, Meta(ge=0, lt=10**18)]
 Rank = Annotated[int, Meta(ge=0, le=99_999)]
 Session = Annotated[str, Meta(pattern=SESSION_PATTERN)]
-Kind = Literal["exec", "shell"]
+Kind = Literal["exec", "shell", "port"]
 
 
 class SessionConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,6 +49,8 @@ class SessionConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds for which the command runs although nobody takes a turn."""
     idle_s: float
     """Seconds without input and output after which the command is ended; 0: never."""
+    holds: ProcessId | None = None
+    """The rank that is there for this session: it hears SIGUSR1 when the session begins, and SIGTERM when it ends."""
 
 
 class Turn(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -105,6 +107,10 @@ class OpenSession(Message, frozen=True, kw_only=True, forbid_unknown_fields=True
     columns: Cells = 0
     term: Annotated[str, Meta(max_length=64, pattern=r"^[A-Za-z0-9._+-]*\Z")] = ""
     """The kind of terminal, as TERM says it."""
+    holds_job: bool = False
+    """Whether the job is there for this shell, and is to end with it."""
+    port: Annotated[int, Meta(ge=0, le=65_535)] = 0
+    """The port of the rank's host to which the stream goes."""
 
 
 class TurnSession(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -132,6 +138,29 @@ class SessionOpened(Message, frozen=True, kw_only=True):
     """The offset up to which it had input."""
     kept_s: float = 0.0
     idle_s: float = 0.0
+
+
+class StacksWanted(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Agent -> agent of ranks: where are the threads of this job's ranks there?"""
+
+    job: Job
+
+
+class RankStacks(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the Python threads of one rank are."""
+
+    rank: int
+    host: HostId
+    text: str = ""
+    """The stacks of all threads, as faulthandler writes them; empty: there are none."""
+    why: str = ""
+    """Why there are none."""
+
+
+class StacksHere(Message, frozen=True, kw_only=True):
+    """The answer to `StacksWanted`: the ranks that run on that host."""
+
+    ranks: tuple[RankStacks, ...]
 
 
 turns: msgspec.msgpack.Decoder[Turn] = msgspec.msgpack.Decoder(Turn)

@@ -3,7 +3,7 @@
 import asyncio
 import re
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -12,13 +12,18 @@ from agent.jobs.beside.messages import (
     ARGV_BYTES_MAX,
     SESSION_PATTERN,
     OpenSession,
+    RankStacks,
     SessionConfig,
     SessionOpened,
+    StacksHere,
+    StacksWanted,
     Turn,
     Turned,
     TurnSession,
     turned,
 )
+from agent.jobs.beside.ports import PortStream, connected
+from agent.jobs.beside.stacks import stacks_here
 from agent.jobs.output import JobsSettings
 from agent.jobs.runner import Beside, SupervisedRunner
 from agent.jobs.whose import JobPaths, is_theirs, other_user, start_program
@@ -42,9 +47,11 @@ BOOT_S = 5.0
 """Seconds in which a session has to answer after its start."""
 LOOK_S = 0.02
 SHELL_WAIT_S = 2.0
-"""The longest that a turn of a shell waits, seconds: so long, and a little more, it takes to see that nobody is there."""
+"""The longest that a turn of a shell waits, seconds: it takes a little more to see that nobody is there."""
 SESSIONS_MAX = 64
 """The most sessions on one host that an agent knows at a time; further ones are refused."""
+STREAMS_MAX = 256
+"""The most connections to ports of one host at a time."""
 SHELLS_MAX = 8
 """The most shells of one user beside one rank."""
 EXEC_KEPT_S = 30.0
@@ -54,6 +61,9 @@ LEFT_OUT = ("COVEY_TOKEN", "COVEY_SOCKET", "COVEY_PREEMPT_FILE", "COVEY_SPARE", 
 _SESSION = re.compile(SESSION_PATTERN)
 _WORD = re.compile(f"{TEXT}*", re.DOTALL)
 T = TypeVar("T", bound=msgspec.Struct)
+BesideAsks = OpenSession | TurnSession | StacksWanted
+OPENED_BY = ("argv", "terminal", "rows", "columns", "term", "holds_job", "port")
+"""The fields of `OpenSession` that a request may say."""
 NEXT = "agentctl exec JOB -- COMMAND"
 
 
@@ -77,9 +87,11 @@ class BesideSessions:
         self._agent, self._paths = agent, JobPaths(agent.env, jobs_socket)
         self._known: OrderedDict[str, RanksSpec] = OrderedDict()
         """The sessions that began on this host, oldest first."""
+        self._ports: dict[str, PortStream] = {}
+        """The connections to ports of this host."""
 
     def commands(self) -> Mapping[str, Command]:
-        return {"agent.open_session": self._open, "agent.turn_session": self._turn}
+        return {"agent.open_session": self._open, "agent.turn_session": self._turn, "agent.stacks": self._stacks}
 
     # ---- for people ----
 
@@ -96,9 +108,9 @@ class BesideSessions:
             why = f"{job.id} has ranks {ranks[0]} to {ranks[-1]}" if ranks else f"no rank of {job.id} runs now"
             raise Refused(3, f"there is no rank {str(rank)[:20]}", why, f"agentctl job {job.id}")
         kind = given.get("kind", "exec")
-        begins = {"exec": "ex", "shell": "sh"}.get(kind, "ex") if isinstance(kind, str) else "ex"
+        begins = {"shell": "sh", "port": "to"}.get(kind, "ex") if isinstance(kind, str) else "ex"
         name = f"{rank}-{asker.uid if asker.uid >= 0 else 'x'}" if kind == "shell" else self._agent.env.entropy(6).hex()
-        fields = {each: given[each] for each in ("argv", "terminal", "rows", "columns", "term") if each in given}
+        fields = {each: given[each] for each in OPENED_BY if each in given}
         wanted = {**fields, "job": job.id, "rank": rank, "kind": kind, "session": f"{begins}-{name}"}
         question = _read(wanted, OpenSession)
         _refuse_command(question)
@@ -128,7 +140,26 @@ class BesideSessions:
             raise _unexpected(HostId(str(host)[:63]))
         return answer
 
-    async def _at(self, host: HostId, question: OpenSession | TurnSession, deadline_s: float) -> msgspec.Struct:
+    async def _stacks(self, given: Mapping[str, Any]) -> list[RankStacks]:
+        """The stacks of all ranks of a job, or why there are none."""
+        job = await self._job(given)
+        if job.state not in ("running", "stopping"):
+            why = f"{job.id} is {job.state}: {job.reason}"[:400]
+            raise Refused(3 if job.over else 75, f"no rank of {job.id} runs", why, f"agentctl why {job.id}")
+        asked = [self._stacks_of(place.host, place.ranks, StacksWanted(job=job.id)) for place in job.places]
+        found = [each for some in await asyncio.gather(*asked) for each in some]
+        return sorted(found, key=lambda each: each.rank)
+
+    async def _stacks_of(self, host: HostId, ranks: Sequence[int], question: StacksWanted) -> list[RankStacks]:
+        why = "it does not run there now"
+        try:
+            answer = await self._at(host, question, ASK_S)
+            found = {each.rank: each for each in answer.ranks} if isinstance(answer, StacksHere) else {}
+        except Refused as no:
+            why, found = f"{no.what}: {no.why}", {}
+        return [found.get(rank) or RankStacks(rank=rank, host=host, why=why) for rank in ranks]
+
+    async def _at(self, host: HostId, question: BesideAsks, deadline_s: float) -> msgspec.Struct:
         if host == self._agent.id:
             return await self.answer(question)
         try:
@@ -139,19 +170,24 @@ class BesideSessions:
 
     # ---- for other agents ----
 
-    async def answer(self, question: OpenSession | TurnSession) -> SessionOpened | Turned:
+    async def answer(self, question: BesideAsks) -> SessionOpened | Turned | StacksHere:
         """Answer another agent, which has made sure that whoever asks may act on the job. Refused says why not."""
+        if isinstance(question, StacksWanted):
+            await self._rank(question.job, None)
+            return StacksHere(ranks=tuple(await stacks_here(self._agent.env, self._agent.runner, question.job)))
         if isinstance(question, TurnSession):
             return await self._hand_on(question)
-        found = await self._rank(question)
+        found = await self._rank(question.job, question.rank)
         what = f"no command can run beside rank {question.rank} of {question.job}"
         if found is None:
             why = f"the rank does not run on {self._agent.id} now"
             raise Refused(75, what, why, f"agentctl job {question.job}")
         spec = found.spec
-        if spec.image:
+        if spec.image and question.kind != "port":
             why = f"it runs in a container ({spec.image[:80]}), which Covey does not enter"
             raise Refused(4, what, why, f"put the command into the job's own, or: agentctl logs {question.job} -f")
+        if question.kind == "port":
+            return await self._open_port(question, found)
         settings = self._agent.runner.settings
         kept_s, idle_s = _times(question, settings)
         session, again = await self._free_name(question, spec)
@@ -175,7 +211,8 @@ class BesideSessions:
             columns=question.columns,
             socket=self._paths.socket(spec, session),
             agent_uid=self._paths.agent_uid(spec),
-            ends_with=found.ends_with,
+            ends_with=found.supervisor or found.process,
+            holds=found.process if question.holds_job else None,
             kept_s=kept_s,
             idle_s=idle_s,
         )
@@ -188,14 +225,33 @@ class BesideSessions:
             raise Refused(1, what, str(error), f"agentctl why {question.job}") from error
         return opened
 
-    async def _rank(self, question: OpenSession) -> Beside | None:
-        """The rank beside which a session is to begin. One that has just started is waited for: its supervisor is about
-        to say that it runs."""
+    async def _rank(self, job: JobId, rank: int | None) -> Beside | None:
+        """A rank of the job that runs here; `rank`: which, None: any. One that has just started is waited for: its
+        supervisor is about to say that it runs."""
         clock, runner = self._agent.env.clock, self._agent.runner
         end_s = clock.now_s() + START_S
-        while (found := runner.beside(question.job, question.rank)) is None and clock.now_s() < end_s:
+        while True:
+            found = runner.beside(job, rank)
+            if found is not None or clock.now_s() > end_s:
+                return found
             await asyncio.sleep(LOOK_S)
-        return found
+
+    async def _open_port(self, question: OpenSession, found: Beside) -> SessionOpened:
+        """A connection to a port of this host where the job's user listens."""
+        for session, known in list(self._ports.items()):
+            if known.is_over:
+                known.close()
+                del self._ports[session]
+        what = f"port {question.port} of {self._agent.id} cannot be reached"
+        if len(self._ports) >= STREAMS_MAX:
+            raise Refused(75, what, f"{STREAMS_MAX} connections are open here, the limit", "close some of them")
+        user = other_user(self._agent.env, found.spec)
+        uid = self._agent.env.users.own_uid if user is None else user.uid
+        stream = await connected(self._agent.env, question.port, uid)
+        name = f"to-{_short(found.spec)}-{question.session[3:]}"
+        self._ports[name] = stream
+        where = {"job": question.job, "rank": question.rank, "host": self._agent.id}
+        return SessionOpened(**where, epoch=found.spec.epoch, session=name)  # type: ignore[arg-type]
 
     async def _free_name(self, question: OpenSession, spec: RanksSpec) -> tuple[str, Turned | None]:
         """The name of the session to begin; or the one to find again, and where its bytes are."""
@@ -235,9 +291,12 @@ class BesideSessions:
             await asyncio.sleep(LOOK_S)
 
     async def _hand_on(self, question: TurnSession) -> Turned:
+        if (port := self._ports.get(question.session)) is not None and _is_about(question):
+            return await port.conversation.turn(question.turn)
         spec = self._known.get(question.session) or self._agent.runner.spec(question.job, question.epoch)
-        gone = Refused(3, "the session has ended", f"it does not run on {self._agent.id}", f"agentctl job {question.job}")
-        if spec is None or (spec.job, spec.epoch) != (question.job, question.epoch):
+        why = f"it does not run on {self._agent.id}"
+        gone = Refused(3, "the session has ended", why, f"agentctl job {question.job}")
+        if spec is None or not _is_about(question):
             raise gone
         try:
             return await self._exchange(spec, question.session, question.turn)
@@ -267,6 +326,11 @@ class BesideSessions:
 def _short(spec: RanksSpec) -> str:
     """The job and its epoch, in the name of a session: the sockets of all of the agent's own jobs are in one folder."""
     return f"{spec.job}-{spec.epoch}"
+
+
+def _is_about(question: TurnSession) -> bool:
+    """Whether the session that a turn names is one of the job that it names: who may act on that one was asked."""
+    return question.session[3:].startswith(f"{question.job}-{question.epoch}-")
 
 
 def _times(question: OpenSession, settings: JobsSettings) -> tuple[float, float]:

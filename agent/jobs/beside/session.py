@@ -35,8 +35,9 @@ LINGER_S = 2.0
 """Seconds for which a session answers again, once an answer said how its command ended: that answer may be lost."""
 ENDED_S = 30.0
 """Seconds for which the last output of a command that has ended is kept for whoever does not take it."""
-DRAIN_S = 0.5
-"""Seconds after a command's end for which what it left running may still write: its pipes may stay open for ever."""
+DRAIN_S, DRAIN_LOOK_S = 0.5, 0.01
+"""Seconds after a command's end for which what it left running may still write (its pipes may stay open for
+ever), and between two looks."""
 HANG_UP_S = 2.0
 """Seconds between asking a command to end and ending it by force."""
 WARN_S = 60.0
@@ -75,7 +76,11 @@ class BesideSession:
             except OSError as error:
                 self._cannot_start(error)
             self._env.spawn("session: end of the job", self._with_job())
-            await self._until_over()
+            self._env.spawn("session: look", self._look_after())
+            self._tell_rank(signal.SIGUSR1)
+            await self._ended.wait()
+            self._tell_rank(signal.SIGTERM)
+            await self._until_told()
             if isinstance(processes, Adopting):
                 await processes.end_strays(0.0)
 
@@ -125,8 +130,10 @@ class BesideSession:
     async def _follow(self, process: Process) -> None:
         code = await process.wait()
         until_s = self._env.clock.now_s() + DRAIN_S
-        while self._outputs and (self._paused or self._env.clock.now_s() < until_s):
-            await asyncio.sleep(0.01)
+        while True:
+            if not self._outputs or (not self._paused and self._env.clock.now_s() > until_s):
+                break
+            await asyncio.sleep(DRAIN_LOOK_S)
         self._close_all()
         self.conversation.ends(UNKNOWN if code is None else 128 - code if code < 0 else code)
         self._ended.set()
@@ -247,22 +254,33 @@ class BesideSession:
             await found.wait()
         self._hang_up("\r\nthe job has ended on this host\r\n")
 
-    async def _until_over(self) -> None:
-        """Wait until the command has ended, and whoever typed it knows, or does not come back."""
-        talk, config, clock = self.conversation, self._config, self._env.clock
-        told_s: float | None = None
+    def _tell_rank(self, number: int) -> None:
+        """Tell the rank that is there for this session alone."""
+        found = None if self._config.holds is None else self._env.processes.find(self._config.holds)
+        if found is not None:
+            found.signal(number)
+
+    async def _until_told(self) -> None:
+        """Wait until whoever typed the command knows how it ended, or does not come back."""
+        talk = self.conversation
         while True:
+            if talk.told:
+                await asyncio.sleep(LINGER_S)
+                return
+            if talk.away_s > min(self._config.kept_s, ENDED_S):
+                return
+            await asyncio.sleep(LOOK_S)
+
+    async def _look_after(self) -> None:
+        """End the command when nobody comes back for it, or it is idle for too long."""
+        talk, config, clock = self.conversation, self._config, self._env.clock
+        while not self._ended.is_set():
             now_s = clock.now_s()
             if self._paused and config.terminal and not self.conversation.is_attended:
                 for descriptor in list(self._paused):
                     asyncio.get_running_loop().add_reader(descriptor, self._read, descriptor)
                 self._paused.clear()
-            away_s = talk.away_s
-            if self._ended.is_set():
-                told_s = now_s if told_s is None and talk.told else told_s
-                if (told_s is not None and now_s - told_s > LINGER_S) or away_s > min(config.kept_s, ENDED_S):
-                    return
-            elif away_s > config.kept_s:
+            if talk.away_s > config.kept_s:
                 self._hang_up()
             elif config.idle_s:
                 self._look_idle(now_s - talk.busy_s)
@@ -278,7 +296,9 @@ class BesideSession:
         elif not self._warned:
             self._warned = True
             busy_s = self.conversation.busy_s
-            words = f"\r\nno input and no output: this shell ends in {format_seconds(round(left_s))}; type to keep it\r\n"
+            words = (
+                f"\r\nno input and no output: this shell ends in {format_seconds(round(left_s))}; type to keep it\r\n"
+            )
             self.conversation.add(NOTICE, words.encode())
             self.conversation.busy_s = busy_s
 

@@ -337,7 +337,7 @@ class RealProcesses:
                 stderr=descriptors[2],
                 start_new_session=True,
                 close_fds=True,
-                preexec_fn=begin,  # noqa: PLW1509  a session has no other thread
+                preexec_fn=begin,
             )
         except ValueError as error:
             raise OSError(f"cannot start {argv[0]!r}: {error}") from error
