@@ -26,7 +26,7 @@ from agent.config import TENANTS_NEXT, Config, open_to_read, tenants_together
 from agent.event_log import EventLog
 from agent.host_watch import HostWatch, LogSeen
 from agent.identity import Identity
-from agent.jobs.beside.messages import OpenSession, SessionOpened, StacksHere, StacksWanted, Turned, TurnSession
+from agent.jobs.beside.messages import OpenSession, SessionOpened, StacksHere, RankStacksWanted, Turned, TurnSession
 from agent.jobs.beside.service import BesideSessions
 from agent.jobs.runner import SupervisedRunner
 from agent.jobs.socket.jobs_socket import JobSocket
@@ -71,7 +71,9 @@ from plugins.registry import PLUGINS
 from plugins.views import OtherUsersNow, PluginHealth, Trouble, VoterRow, VotersView
 
 _encode = msgspec.msgpack.Encoder().encode
-Asks = AskView | ViewAnswer | KeyStep | OpenSession | SessionOpened | TurnSession | Turned | StacksWanted | StacksHere
+Asks = (
+    AskView | ViewAnswer | KeyStep | OpenSession | SessionOpened | TurnSession | Turned | RankStacksWanted | StacksHere
+)
 _asks: msgspec.msgpack.Decoder[Asks] = msgspec.msgpack.Decoder(Asks)
 JOBS_SOCKET = "jobs.sock"
 """The socket in `run_dir` where ranks reach their agent."""
@@ -283,7 +285,7 @@ class HostAgent:
             question = _decode(_asks, body)
             if isinstance(question, KeyStep):
                 return _encode(ViewAnswer(msgspec.json.encode([await self.keyring.take(question)])))
-            if isinstance(question, OpenSession | TurnSession | StacksWanted):
+            if isinstance(question, OpenSession | TurnSession | RankStacksWanted):
                 return _encode(await self.sessions.answer(question))
             if not isinstance(question, AskView):
                 raise self._not_understood(plugin)

@@ -32,7 +32,7 @@ AGAIN = (NO_AGENT, TOO_LATE, TRY_AGAIN)
 INTERRUPTED = 130
 
 
-class Attached:
+class AttachedSession:
     """One session. `opened`: the agent's answer to its begin."""
 
     def __init__(self, agent: Agent, kind: str, opened: Mapping[str, Any], terminal: bool) -> None:

@@ -10,7 +10,7 @@ agent. It ends with the job. -t gives it a terminal."""
 import argparse
 import os
 
-from cli.beside.attached import Attached, job_and_rank, opened
+from cli.beside.attached import AttachedSession, job_and_rank, opened
 from cli.client import USAGE, AgentctlError
 from cli.context import Context
 from cli.jobs.submit import text_of
@@ -29,4 +29,4 @@ def run(context: Context) -> int:
         raise AgentctlError(USAGE, "no command is named", "it must come after a lone --", f"agentctl exec {job} -- ls")
     terminal = bool(args.terminal) and os.isatty(0)
     found = opened(context.agent, job, rank, "exec", [text_of(word) for word in command], terminal)
-    return Attached(context.agent, "exec", found, terminal).run()
+    return AttachedSession(context.agent, "exec", found, terminal).run()

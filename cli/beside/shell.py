@@ -10,7 +10,7 @@ One with neither input nor output for [jobs] shell_idle (8 h) is ended, and is t
 import argparse
 import os
 
-from cli.beside.attached import INTERRUPTED, Attached, job_and_rank, opened, say
+from cli.beside.attached import INTERRUPTED, AttachedSession, job_and_rank, opened, say
 from cli.beside.run import started
 from cli.client import USAGE, AgentctlError
 from cli.context import Context
@@ -68,4 +68,4 @@ def shell(context: Context, job: str, rank: int, holds_job: bool = False) -> int
         say(f"this is your shell of before {where}")
     else:
         say(f"a shell {where}; if this terminal is lost, agentctl shell {job}.{rank} finds it again for {kept}")
-    return Attached(context.agent, "shell", found, True).run()
+    return AttachedSession(context.agent, "shell", found, True).run()

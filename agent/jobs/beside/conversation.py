@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 from typing import Protocol
 
-from agent.jobs.beside.messages import OUTPUT_BYTES_MAX, Turn, Turned
+from agent.jobs.beside.messages import OUTPUT_BYTES_MAX, SessionTurn, Turned
 from agent.jobs.beside.streams import SessionInput, SessionOutput
 from covey.ports.clock import Clock
 
@@ -71,7 +71,7 @@ class Conversation:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    async def turn(self, turn: Turn) -> Turned:
+    async def turn(self, turn: SessionTurn) -> Turned:
         if turn.looks:
             attended = self.is_attended
             return Turned(at=self.output.start, taken=self.input.taken, attended=attended, turns=self.turns)
@@ -83,7 +83,7 @@ class Conversation:
             self._waiting -= 1
             self.last_s = self._clock.now_s()
 
-    async def _turn(self, turn: Turn) -> Turned:
+    async def _turn(self, turn: SessionTurn) -> Turned:
         if turn.rows and turn.columns:
             self._behind.resize(turn.rows, turn.columns)
         if turn.signals > self._signals:
@@ -105,7 +105,7 @@ class Conversation:
         self.told = self.told or code is not None
         return Turned(at=self.output.start, parts=parts, taken=self.input.taken, code=code)
 
-    async def _take(self, turn: Turn) -> None:
+    async def _take(self, turn: SessionTurn) -> None:
         """Take the input that a turn brings; wait a moment where there is no room for any of it."""
         end_s = self._clock.now_s() + min(turn.wait_s, ROOM_S)
         while turn.data and not self.input.room and self.code is None and self._clock.now_s() < end_s:

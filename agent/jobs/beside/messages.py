@@ -53,7 +53,7 @@ class SessionConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The rank that is there for this session: it hears SIGUSR1 when the session begins, and SIGTERM when it ends."""
 
 
-class Turn(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SessionTurn(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One turn: all that one end of a stream says to the other."""
 
     looks: bool = False
@@ -119,7 +119,7 @@ class TurnSession(Message, frozen=True, kw_only=True, forbid_unknown_fields=True
     job: Job
     epoch: Epoch
     session: Session
-    turn: Turn
+    turn: SessionTurn
 
 
 class SessionOpened(Message, frozen=True, kw_only=True):
@@ -140,7 +140,7 @@ class SessionOpened(Message, frozen=True, kw_only=True):
     idle_s: float = 0.0
 
 
-class StacksWanted(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RankStacksWanted(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Agent -> agent of ranks: where are the threads of this job's ranks there?"""
 
     job: Job
@@ -158,10 +158,10 @@ class RankStacks(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StacksHere(Message, frozen=True, kw_only=True):
-    """The answer to `StacksWanted`: the ranks that run on that host."""
+    """The answer to `RankStacksWanted`: the ranks that run on that host."""
 
     ranks: tuple[RankStacks, ...]
 
 
-turns: msgspec.msgpack.Decoder[Turn] = msgspec.msgpack.Decoder(Turn)
+turns: msgspec.msgpack.Decoder[SessionTurn] = msgspec.msgpack.Decoder(SessionTurn)
 turned: msgspec.msgpack.Decoder[Turned] = msgspec.msgpack.Decoder(Turned)

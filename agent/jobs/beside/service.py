@@ -16,8 +16,8 @@ from agent.jobs.beside.messages import (
     SessionConfig,
     SessionOpened,
     StacksHere,
-    StacksWanted,
-    Turn,
+    RankStacksWanted,
+    SessionTurn,
     Turned,
     TurnSession,
     turned,
@@ -61,7 +61,7 @@ LEFT_OUT = ("COVEY_TOKEN", "COVEY_SOCKET", "COVEY_PREEMPT_FILE", "COVEY_SPARE", 
 _SESSION = re.compile(SESSION_PATTERN)
 _WORD = re.compile(f"{TEXT}*", re.DOTALL)
 T = TypeVar("T", bound=msgspec.Struct)
-BesideAsks = OpenSession | TurnSession | StacksWanted
+BesideAsks = OpenSession | TurnSession | RankStacksWanted
 OPENED_BY = ("argv", "terminal", "rows", "columns", "term", "holds_job", "port")
 """The fields of `OpenSession` that a request may say."""
 NEXT = "agentctl exec JOB -- COMMAND"
@@ -130,7 +130,7 @@ class BesideSessions:
     async def _turn(self, given: Mapping[str, Any]) -> Turned:
         asked = {name: value for name, value in given.items() if name not in (ASKER, "id", "host", "epoch", "session")}
         asked["looks"] = False
-        turn = _read(asked, Turn)
+        turn = _read(asked, SessionTurn)
         about = {"job": given.get("id", ""), **{each: given.get(each, "") for each in ("epoch", "session")}}
         question = _read({**about, "turn": {}}, TurnSession)
         host = given.get("host", "")
@@ -146,11 +146,11 @@ class BesideSessions:
         if job.state not in ("running", "stopping"):
             why = f"{job.id} is {job.state}: {job.reason}"[:400]
             raise Refused(3 if job.over else 75, f"no rank of {job.id} runs", why, f"agentctl why {job.id}")
-        asked = [self._stacks_of(place.host, place.ranks, StacksWanted(job=job.id)) for place in job.places]
+        asked = [self._stacks_of(place.host, place.ranks, RankStacksWanted(job=job.id)) for place in job.places]
         found = [each for some in await asyncio.gather(*asked) for each in some]
         return sorted(found, key=lambda each: each.rank)
 
-    async def _stacks_of(self, host: HostId, ranks: Sequence[int], question: StacksWanted) -> list[RankStacks]:
+    async def _stacks_of(self, host: HostId, ranks: Sequence[int], question: RankStacksWanted) -> list[RankStacks]:
         why = "it does not run there now"
         try:
             answer = await self._at(host, question, ASK_S)
@@ -172,7 +172,7 @@ class BesideSessions:
 
     async def answer(self, question: BesideAsks) -> SessionOpened | Turned | StacksHere:
         """Answer another agent, which has made sure that whoever asks may act on the job. Refused says why not."""
-        if isinstance(question, StacksWanted):
+        if isinstance(question, RankStacksWanted):
             await self._rank(question.job, None)
             return StacksHere(ranks=tuple(await stacks_here(self._agent.env, self._agent.runner, question.job)))
         if isinstance(question, TurnSession):
@@ -278,7 +278,7 @@ class BesideSessions:
     async def _look(self, spec: RanksSpec, session: str) -> Turned | None:
         """Where the bytes of a session are; None: none of this name runs."""
         try:
-            return await self._exchange(spec, session, Turn(looks=True))
+            return await self._exchange(spec, session, SessionTurn(looks=True))
         except ConnectionError:
             return None
 
@@ -306,7 +306,7 @@ class BesideSessions:
             self._known.pop(question.session, None)
             raise gone from None
 
-    async def _exchange(self, spec: RanksSpec, session: str, turn: Turn) -> Turned:
+    async def _exchange(self, spec: RanksSpec, session: str, turn: SessionTurn) -> Turned:
         """One turn of a session here. ConnectionError: it has ended, or what answers there is not the job's user's."""
         stream = await self._agent.env.bytes.connect(self._paths.socket(spec, session))
         try:
