@@ -26,7 +26,7 @@ from agent.config import TENANTS_NEXT, Config, open_to_read, tenants_together
 from agent.event_log import EventLog
 from agent.host_watch import HostWatch, LogSeen
 from agent.identity import Identity
-from agent.jobs.beside.messages import OpenSession, SessionOpened, StacksHere, RankStacksWanted, Turned, TurnSession
+from agent.jobs.beside.messages import OpenSession, RankStacksWanted, SessionOpened, StacksHere, Turned, TurnSession
 from agent.jobs.beside.service import BesideSessions
 from agent.jobs.runner import SupervisedRunner
 from agent.jobs.socket.jobs_socket import JobSocket

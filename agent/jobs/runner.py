@@ -71,7 +71,7 @@ HELD_S = 10.0
 other work keeps all cores busy it would not begin at all."""
 
 
-class Beside(NamedTuple):
+class BesideRank(NamedTuple):
     """What a command beside a rank that runs here needs."""
 
     spec: RanksSpec
@@ -543,7 +543,7 @@ class SupervisedRunner:
         known = self._epochs.get((job, epoch))
         return None if known is None or known.ended else known.record.token
 
-    def beside(self, job: JobId, rank: int | None) -> Beside | None:
+    def beside(self, job: JobId, rank: int | None) -> BesideRank | None:
         """What a command beside a rank of the job needs; `rank`: which, None: any. None: it does not run here now."""
         for key, epoch in sorted(self._epochs.items(), reverse=True):
             ends = epoch.ended or (epoch.stop or epoch.state.ending) is not None
@@ -551,7 +551,7 @@ class SupervisedRunner:
             for here in epoch.record.spec.ranks if key[0] == job and not ends else ():
                 if here.rank in runs and rank in (None, here.rank):
                     command, process = self._launching.command(epoch.record, here), epoch.state.pids[here.rank]
-                    return Beside(epoch.record.spec, command, process, epoch.record.supervisor)
+                    return BesideRank(epoch.record.spec, command, process, epoch.record.supervisor)
         return None
 
     def spec(self, job: JobId, epoch: int) -> RanksSpec | None:

@@ -13,11 +13,11 @@ from agent.jobs.beside.messages import (
     SESSION_PATTERN,
     OpenSession,
     RankStacks,
+    RankStacksWanted,
     SessionConfig,
     SessionOpened,
-    StacksHere,
-    RankStacksWanted,
     SessionTurn,
+    StacksHere,
     Turned,
     TurnSession,
     turned,
@@ -25,7 +25,7 @@ from agent.jobs.beside.messages import (
 from agent.jobs.beside.ports import PortStream, connected
 from agent.jobs.beside.stacks import stacks_here
 from agent.jobs.output import JobsSettings
-from agent.jobs.runner import Beside, SupervisedRunner
+from agent.jobs.runner import BesideRank, SupervisedRunner
 from agent.jobs.whose import JobPaths, is_theirs, other_user, start_program
 from covey.core.carried import TEXT, size
 from covey.core.errors import Refused
@@ -225,7 +225,7 @@ class BesideSessions:
             raise Refused(1, what, str(error), f"agentctl why {question.job}") from error
         return opened
 
-    async def _rank(self, job: JobId, rank: int | None) -> Beside | None:
+    async def _rank(self, job: JobId, rank: int | None) -> BesideRank | None:
         """A rank of the job that runs here; `rank`: which, None: any. One that has just started is waited for: its
         supervisor is about to say that it runs."""
         clock, runner = self._agent.env.clock, self._agent.runner
@@ -236,7 +236,7 @@ class BesideSessions:
                 return found
             await asyncio.sleep(LOOK_S)
 
-    async def _open_port(self, question: OpenSession, found: Beside) -> SessionOpened:
+    async def _open_port(self, question: OpenSession, found: BesideRank) -> SessionOpened:
         """A connection to a port of this host where the job's user listens."""
         for session, known in list(self._ports.items()):
             if known.is_over:

@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -14,7 +15,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.jobs.beside import ports, session
-from agent.jobs.beside.messages import ERR, NOTICE, OUT, OpenSession, SessionConfig, SessionTurn, Turned, turned, turns
+from agent.jobs.beside.messages import (
+    ERR,
+    NOTICE,
+    OUT,
+    OUTPUT_BYTES_MAX,
+    OpenSession,
+    SessionConfig,
+    SessionTurn,
+    Turned,
+    turned,
+    turns,
+)
 from agent.jobs.beside.ports import listeners
 from agent.jobs.beside.stacks import stacks_in, why_none
 from agent.jobs.beside.streams import SessionInput, SessionOutput
@@ -150,7 +162,7 @@ class Typed:
 
 
 @asynccontextmanager
-async def begun(directory: Path, *argv: str, terminal: bool = False, **more: object) -> AsyncIterator[Typed]:
+async def begun(directory: Path, *argv: str, terminal: bool = False, **more: Any) -> AsyncIterator[Typed]:
     async with here(str(directory)) as host:
         env = {"PATH": os.environ["PATH"], "COVEY_RANK": "3"}
         config = SessionConfig(
@@ -194,9 +206,9 @@ async def test_a_command_whose_output_nobody_takes_waits_and_loses_nothing(short
     size = 3_000_000
     async with begun(short, "sh", "-c", f"head -c {size} /dev/zero; echo end >&2") as typed:
         held = 0
-        while held < session.OUTPUT_BYTES_MAX // 2:  # nothing is taken: it fills what may be held, and no more
+        while held < OUTPUT_BYTES_MAX // 2:  # nothing is taken: it fills what may be held, and no more
             held = sum(len(data) for _, data in (await typed.turn(seen=0, wait_s=1.0)).parts)
-        assert held <= session.OUTPUT_BYTES_MAX and typed.said[ERR] == b""
+        assert held <= OUTPUT_BYTES_MAX and typed.said[ERR] == b""
         assert await typed.code() == 0
         assert (len(typed.said[OUT]), typed.said[ERR]) == (size, b"end\n")
 
@@ -234,7 +246,7 @@ async def test_a_shell_that_nobody_looks_at_keeps_its_newest_output(
         found = Turned(at=0)
         while not b"".join(data for _, data in found.parts).endswith(b"last\r\n"):
             found = await typed.turn(seen=0)
-        assert found.at > 0 and sum(len(data) for _, data in found.parts) <= session.OUTPUT_BYTES_MAX
+        assert found.at > 0 and sum(len(data) for _, data in found.parts) <= OUTPUT_BYTES_MAX
 
 
 async def test_a_command_that_cannot_be_started_says_why(short: Path) -> None:
@@ -246,11 +258,12 @@ async def test_a_command_that_cannot_be_started_says_why(short: Path) -> None:
 @pytest.mark.parametrize("why", ["nobody comes back", "it is idle", "the job ends"])
 async def test_a_session_ends_by_itself(short: Path, fast: None, why: str) -> None:
     gone = ProcessId(os.getpid(), 1)
-    more = {
+    cases: dict[str, dict[str, Any]] = {
         "nobody comes back": {"kept_s": 0.3},
         "it is idle": {"idle_s": 0.6},
         "the job ends": {"ends_with": gone},
-    }[why]
+    }
+    more = cases[why]
     async with begun(short, "sh", "-c", "trap '' HUP; sleep 50", terminal=True, **more) as typed:
         if why == "nobody comes back":
             assert typed.program is not None
