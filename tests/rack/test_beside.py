@@ -84,9 +84,7 @@ def typed(rack: LivingRack, *words: str, given: bytes = b"") -> tuple[int, bytes
     return done.returncode, done.stdout, done.stderr
 
 
-def test_a_command_beside_a_rank_of_another_host_has_its_environment_and_returns_its_code(
-    rack: LivingRack, job: str
-) -> None:
+def test_a_command_beside_a_rank_elsewhere_has_its_environment_and_its_code_is_told(rack: LivingRack, job: str) -> None:
     script = 'echo $COVEY_HOST $RANK $CUDA_VISIBLE_DEVICES; pwd; echo "t${COVEY_TOKEN}t" >&2; exit 7'
     code, out, err = typed(rack, "exec", f"{job}.3", "--", "sh", "-c", script)
     gpus = ",".join(f"GPU-sim-gpu2-{gpu}" for gpu in (0, 1))
