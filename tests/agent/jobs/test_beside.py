@@ -41,6 +41,9 @@ from tests.agent.here import here, until
 
 # ---- the two directions ----
 
+SENT = st.lists(st.tuples(st.integers(-2, 9), st.integers(0, 20), st.integers(0, 9)))
+"""Turns: how far before what was taken each begins, its length, and how much the command reads then."""
+
 
 @given(st.lists(st.tuples(st.sampled_from((OUT, ERR)), st.binary(max_size=9)), max_size=20), st.data())
 def test_output_arrives_whole_and_in_order_whatever_is_taken_and_repeated(
@@ -60,9 +63,8 @@ def test_output_arrives_whole_and_in_order_whatever_is_taken_and_repeated(
     assert taken + b"".join(part for _, part in output.held(1 << 20)) == whole
 
 
-@given(
-    st.binary(min_size=1, max_size=40), st.lists(st.tuples(st.integers(0, 50), st.integers(0, 20), st.integers(0, 9)))
-)
+@given(st.binary(min_size=1, max_size=40), SENT)
+@example(b"abcdef", [(0, 3, 0), (3, 5, 2)])
 def test_input_is_taken_once_in_order_and_never_more_than_has_room(
     typed: bytes, turns_: list[tuple[int, int, int]]
 ) -> None:
