@@ -26,6 +26,8 @@ from agent.config import TENANTS_NEXT, Config, open_to_read, tenants_together
 from agent.event_log import EventLog
 from agent.host_watch import HostWatch, LogSeen
 from agent.identity import Identity
+from agent.jobs.beside.messages import OpenSession, RankStacksWanted, SessionOpened, StacksHere, Turned, TurnSession
+from agent.jobs.beside.service import BesideSessions
 from agent.jobs.runner import SupervisedRunner
 from agent.jobs.socket.jobs_socket import JobSocket
 from agent.keyring.policy import KeyRing, KeyStep
@@ -69,7 +71,10 @@ from plugins.registry import PLUGINS
 from plugins.views import OtherUsersNow, PluginHealth, Trouble, VoterRow, VotersView
 
 _encode = msgspec.msgpack.Encoder().encode
-_asks: msgspec.msgpack.Decoder[AskView | ViewAnswer | KeyStep] = msgspec.msgpack.Decoder(AskView | ViewAnswer | KeyStep)
+Asks = (
+    AskView | ViewAnswer | KeyStep | OpenSession | SessionOpened | TurnSession | Turned | RankStacksWanted | StacksHere
+)
+_asks: msgspec.msgpack.Decoder[Asks] = msgspec.msgpack.Decoder(Asks)
 JOBS_SOCKET = "jobs.sock"
 """The socket in `run_dir` where ranks reach their agent."""
 DEVICES_FILE = "gpus.json"
@@ -151,6 +156,7 @@ class HostAgent:
         self.runner.let_users_in = self.jobs.let_users_in
         self.runner.on_stopping, self.runner.on_carries = self.jobs.say_stopping, self.jobs.say_carries
         self.rackview = RackView(self)
+        self.sessions = BesideSessions(self, socket_path)
         self.bus.listen(self._listen)
         control = reached_at(self.env.links.address, self.config.advertise)
         self.gossip.spread(
@@ -279,6 +285,8 @@ class HostAgent:
             question = _decode(_asks, body)
             if isinstance(question, KeyStep):
                 return _encode(ViewAnswer(msgspec.json.encode([await self.keyring.take(question)])))
+            if isinstance(question, OpenSession | TurnSession | RankStacksWanted):
+                return _encode(await self.sessions.answer(question))
             if not isinstance(question, AskView):
                 raise self._not_understood(plugin)
             return _encode(await self.rackview.answer(question))
@@ -564,6 +572,7 @@ class HostAgent:
             **self.joining.commands(),
             **self.logins.commands(),
             **self.keyring.commands(),
+            **self.sessions.commands(),
             "agent.health": self._health,
             **self.plugin_commands(),
         }

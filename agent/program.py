@@ -65,7 +65,7 @@ def collect_seldom(is_byte_path: bool) -> None:
         gc.set_threshold(*COLLECT_AFTER)
 
 
-OF_NO_PLUGIN = ("supervisor", "spares", "pager")
+OF_NO_PLUGIN = ("supervisor", "spares", "pager", "beside")
 """Programs that no plugin lists."""
 
 
@@ -80,6 +80,10 @@ def program_named(name: str) -> Program:
         from agent.jobs.spares.spares import PROGRAM as SPARES
 
         return SPARES
+    if name == "beside":
+        from agent.jobs.beside.session import PROGRAM as BESIDE
+
+        return BESIDE
     if name == "spill":  # a volume does not answer before its writer is up
         from plugins.memory.datapath.spill.spill_writer import PROGRAM as SPILL
 

@@ -111,6 +111,8 @@ KNOBS: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
         "keep_ended": (1, 1 << 40),
         "keep_ended_for": ("1 s", "10000 d"),
         "disk_free_min": ("0 B", "512 GiB"),
+        "shell_kept": ("1 s", "10000 d"),
+        "shell_idle": ("0 s", "1 s"),
         "users_dir": ("/srv/covey-jobs",),
     },
     "aggregator": {

@@ -23,9 +23,9 @@ NOUNS = {
     "scontrol": "job ID", "sstat": "job ID", "inspect": "job ID", "show": "job ID", "get": "job ID",
     "log": "logs ID", "output": "logs ID", "tail": "logs ID -f", "follow": "logs ID -f",
     "explain": "why ID", "describe": "why ID", "events": "why ID", "sprio": "why ID", "reason": "why ID",
-    "run": "submit -- COMMAND", "sbatch": "submit -- COMMAND", "srun": "submit --follow -- COMMAND",
-    "salloc": "submit -- COMMAND", "launch": "submit -- COMMAND", "start": "submit -- COMMAND",
-    "create": "submit -- COMMAND", "apply": "submit -- COMMAND", "exec": "submit -- COMMAND",
+    "sbatch": "submit -- COMMAND", "srun": "run -- COMMAND",
+    "salloc": "shell --gpus N", "launch": "submit -- COMMAND", "start": "submit -- COMMAND",
+    "create": "submit -- COMMAND", "apply": "submit -- COMMAND", "ssh": "shell ID", "py-spy": "stacks ID",
     "kill": "cancel ID", "delete": "cancel ID", "stop": "cancel ID", "scancel": "cancel ID", "abort": "cancel ID",
     "rm": "cancel ID", "terminate": "cancel ID", "migrate": "move ID HOST",
     # remote memory

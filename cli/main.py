@@ -42,6 +42,10 @@ NOUNS = {
     "bundle": (LOOK, "write one file for whoever looks into a trouble: status, jobs, settings, journal, no secrets"),
     "version": (LOOK, "print the versions of agentctl and of all agents"),
     "submit": (ACT, "start a job: agentctl submit --workers 4 -- python train.py"),
+    "run": (ACT, "run a job as if it ran here: agentctl run --gpus 2 -- python train.py"),
+    "stacks": (ACT, "show where the Python threads of a job's ranks are, while they run"),
+    "exec": (ACT, "run a command beside a job's rank: agentctl exec j1 -- nvidia-smi"),
+    "shell": (ACT, "open a shell beside a job's rank, or in a job of its own: agentctl shell --gpus 1"),
     "cancel": (ACT, "end jobs: agentctl cancel j1 j5-j9 j12[3-7], or by --user, --state, --name, --tenant"),
     "hold": (ACT, "keep a job that waits from starting"),
     "release": (ACT, "let a held job start"),
@@ -68,6 +72,7 @@ FOLDERS = {
         *("quota", "scale", "submit", "tensors", "tune", "wait"),
     ),
     "memory": ("memory", "slabs"),
+    "beside": ("exec", "run", "shell", "stacks"),
     "books": ("history", "report"),
     "queue": ("hold", "priority", "release", "requeue", "update"),
 }

@@ -53,6 +53,12 @@ class JobsSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How long output of an ended job is kept."""
     disk_free_min: str = "1 GiB"
     """The least free space in the state directory: with less this host takes no submissions, and no ranks."""
+    shell_kept: str = "10 min"
+    """How long a shell (`agentctl shell`) whose terminal was lost is kept: the same command finds it again until then
+    (chosen)."""
+    shell_idle: str = "8 h"
+    """How long a shell may have neither input nor output before it is ended; a minute ahead it is told so. `0 s`: for
+    ever (chosen)."""
     users_dir: str = "/var/lib/covey-jobs"
     """The folder of `covey-starter`, which starts jobs as the users who submitted them: its socket, and their files."""
     separate: Literal["yes", "no"] = "yes"
@@ -65,6 +71,8 @@ class JobsSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             if parse_size(getattr(self, name)) < RANK_BYTES_MIN:
                 raise ValueError(f"{name} = {getattr(self, name)!r}: expected at least 1 MiB")
         parse_size(self.disk_free_min)
+        if parse_seconds(self.shell_kept) <= 0 or parse_seconds(self.shell_idle) < 0:
+            raise ValueError("shell_kept, shell_idle: expected a time over 0 to keep a shell, and none under 0")
         if not self.users_dir.startswith("/") or len(self.users_dir.encode()) > USERS_DIR_BYTES_MAX:
             most = f"of at most {USERS_DIR_BYTES_MAX} bytes: sockets are in it"
             raise ValueError(f"users_dir = {self.users_dir!r}: expected an absolute path {most}")

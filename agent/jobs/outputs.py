@@ -69,13 +69,13 @@ class Outputs:
 
     def reconfigure(self, settings: JobsSettings) -> None:
         """Go by these settings from now on; ranks that run keep what they were promised."""
-        self._settings, self._free_min = settings, parse_size(settings.disk_free_min)
+        self.settings, self._free_min = settings, parse_size(settings.disk_free_min)
         kept = self._env.disk.kept_free_bytes if isinstance(self._env.disk, Roomy) else 0
         self.keep_free = max(self._free_min // KEEP_SHARE, kept)
         """Bytes of the disk that what running ranks print leaves free."""
 
     def rank_bytes_max(self, promised_bytes: int, ranks: int) -> int:
-        return rank_bytes_max(self._settings, promised_bytes, ranks, self._free - self.keep_free)
+        return rank_bytes_max(self.settings, promised_bytes, ranks, self._free - self.keep_free)
 
     async def run(self, fences: Callable[[], Mapping[JobId, Fence]], unfence: Callable[[JobId], None]) -> None:
         looks = 0
@@ -110,7 +110,7 @@ class Outputs:
         now_s = self._env.clock.now_s()
         self._fenced_s = {job: seen_s for job, seen_s in self._fenced_s.items() if job in fences}
         kept = [KeptOutput(job, sum(files.values()), self._ended_s(job, live, fences)) for job, files in found.items()]
-        for job in to_remove(self._settings, kept, wall_s):
+        for job in to_remove(self.settings, kept, wall_s):
             for name in found.pop(job):
                 await self.files.delete(name)
             await self._forget_folder(job)

@@ -16,7 +16,7 @@ hears of it (`JoinRanks`, `LeaveRanks`), and it hears all of it again on each ne
 import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -55,7 +55,7 @@ from covey.core.errors import Refused
 from covey.core.events import Fact
 from covey.core.ids import JobId
 from covey.ports.env import Env
-from covey.ports.processes import KnowsTrees, LetsGo, ProcessId
+from covey.ports.processes import Command, KnowsTrees, LetsGo, ProcessId
 from covey.ports.starter import ENFORCED
 from covey.wire import checked
 from covey.wire.frames import pack
@@ -69,6 +69,18 @@ LATE_S, LOOK_S = 15.0, 1.0
 HELD_S = 10.0
 """Most seconds that a process which begins beside others of its elastic job runs on what they leave of the cores: where
 other work keeps all cores busy it would not begin at all."""
+
+
+class BesideRank(NamedTuple):
+    """What a command beside a rank that runs here needs."""
+
+    spec: RanksSpec
+    command: Command
+    """The rank's own command."""
+    process: ProcessId
+    """The rank's process."""
+    supervisor: ProcessId | None
+    """The supervisor of the ranks here; None: it is not known."""
 
 
 async def nobody_waits() -> None:
@@ -531,6 +543,17 @@ class SupervisedRunner:
         known = self._epochs.get((job, epoch))
         return None if known is None or known.ended else known.record.token
 
+    def beside(self, job: JobId, rank: int | None) -> BesideRank | None:
+        """What a command beside a rank of the job needs; `rank`: which, None: any. None: it does not run here now."""
+        for key, epoch in sorted(self._epochs.items(), reverse=True):
+            ends = epoch.ended or (epoch.stop or epoch.state.ending) is not None
+            runs = epoch.state.pids.keys() - epoch.state.codes.keys()
+            for here in epoch.record.spec.ranks if key[0] == job and not ends else ():
+                if here.rank in runs and rank in (None, here.rank):
+                    command, process = self._launching.command(epoch.record, here), epoch.state.pids[here.rank]
+                    return BesideRank(epoch.record.spec, command, process, epoch.record.supervisor)
+        return None
+
     def spec(self, job: JobId, epoch: int) -> RanksSpec | None:
         known = self._epochs.get((job, epoch))
         return None if known is None else known.record.spec
@@ -544,6 +567,10 @@ class SupervisedRunner:
 
     def log_path(self, job: JobId, rank: int) -> str:
         return self._env.disk.path(records.log_of(job, rank))
+
+    @property
+    def settings(self) -> JobsSettings:
+        return self._outputs.settings
 
     @property
     def refusal(self) -> str:

@@ -8,7 +8,7 @@ end stay in the state directory, where nobody else comes.
 import msgspec
 
 from agent.jobs.limits import limits_here, seconds_of
-from agent.jobs.records import spares_of
+from agent.jobs.records import instance_of, spares_of
 from agent.jobs.supervision import SupervisorState
 from covey.ports.addresses import Address
 from covey.ports.env import Env
@@ -50,8 +50,9 @@ class JobPaths:
         """The socket of one of the job's programs."""
         if other_user(self._env, spec) is None:
             return f"unix:{self._env.run_dir}/{instance}.sock"
-        is_spares = instance == spares_of((spec.job, spec.epoch))
-        return self._env.starter.socket(spec.job, f"{'spares' if is_spares else 'sup'}-{spec.epoch}.sock")
+        key = spec.job, spec.epoch
+        names = {instance_of(key): f"sup-{spec.epoch}", spares_of(key): f"spares-{spec.epoch}"}
+        return self._env.starter.socket(spec.job, f"{names.get(instance, instance)}.sock")
 
     def jobs_socket(self, spec: RanksSpec) -> str:
         """The path of the socket where ranks reach the agent."""

@@ -119,6 +119,10 @@ class Messenger:
                 raise TimeoutError(f"{to} did not answer within {deadline_s:g} s")
             if reply.kind == "refused":
                 raise _refusal(to, reply.body)
+            if reply.kind == "stale":  # it restarted, and gossip is about to tell; pages that it kept are gone
+                found, page, pages = bytearray(), 0, 1
+                await asyncio.sleep(RETRY_S[0])
+                continue
             found += reply.body
             page, pages = page + 1, reply.pages
             if (page < pages and not reply.body) or len(found) > ANSWER_BYTES_MAX:

@@ -48,7 +48,7 @@ class ControlGroups(Sessions):
             is_new = True
         except FileExistsError:
             pass
-        if is_new or ask.program != "spares":  # the limits of ranks that run are theirs
+        if is_new or ask.program == "supervisor":  # the limits of ranks that run are theirs
             self._limit(group, slices.limits_of(ask))
         return super().start(ask, account, folder, given)
 

@@ -106,7 +106,7 @@ def login_environment(account: UnixAccount) -> dict[str, str]:
 def _of_epoch(ask: EndAs, uid: int) -> list[tuple[int, int]]:
     """Processes of that user that have the marks of the epoch, or are its programs: pid and start time."""
     marks = {"COVEY_JOB_ID": ask.job, "COVEY_EPOCH": str(ask.epoch)}.items()
-    programs = [f"{word}-{ask.job}-{ask.epoch}" for word in ("supervisor", "spares")]
+    programs = [f"{word}-{ask.job}-{ask.epoch}" for word in ("supervisor", "spares", "beside")]
     found = []
     for pid in pids():
         with contextlib.suppress(OSError):

@@ -117,8 +117,8 @@ class Units:
                 self._set(systemd, ask)
 
     def _limit_first(self, systemd: Manager, ask: StartAs) -> None:
-        """Make the slice of the epoch, with its limits, before anything runs in it. Spares change none that are there:
-        they are those of ranks that run. Two programs of an epoch may begin at once."""
+        """Make the slice of the epoch, with its limits, before anything runs in it. Only a supervisor changes
+        those that are there: they are those of ranks that run. Two programs of an epoch may begin at once."""
         own, limits = slices.slice_of(ask.job, ask.epoch), slices.limits_of(ask)
         with self._limiting:
             try:
@@ -127,7 +127,7 @@ class Units:
                 if refused.name != EXISTS:
                     why = f"its slice {own} cannot be made: {refused}"
                     raise Denied(why, "journalctl -u covey-starter") from refused
-                if ask.program != "spares":
+                if ask.program == "supervisor":
                     self._set(systemd, LimitAs(ask.job, ask.epoch, limits))
 
     def _kill_later(self, systemd: Manager, ask: StartAs) -> None:

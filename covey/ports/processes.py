@@ -139,6 +139,16 @@ class StartsAhead(Protocol):
         started it. OSError when it cannot be started."""
 
 
+@runtime_checkable
+class StartsBetween(Protocol):
+    """Processes that can be given a terminal or pipes: the real ones."""
+
+    def start_between(self, command: Command, descriptors: tuple[int, int, int], terminal: bool) -> Process:
+        """Start a command whose standard input, output and error are these descriptors, which stay open here.
+        `terminal`: they are a terminal, and it becomes the command's own. Without arguments it is the user's shell.
+        OSError when it cannot be started."""
+
+
 class Processes(Protocol):
     async def start(self, command: Command) -> Process:
         """Start the command. OSError when it cannot be started (no such file, not executable)."""

@@ -57,11 +57,11 @@ class ProgramAs(msgspec.Struct, frozen=True, kw_only=True):
     job: JobId
     epoch: int
     program: str
-    """`supervisor` or `spares`."""
+    """`supervisor`, `spares` or `beside`."""
     instance: str
     limits: EpochLimits = EpochLimits()
-    """Limits of all programs of the epoch and of what they start, where the host enforces them. Spares change none of
-    an epoch that runs."""
+    """Limits of all programs of the epoch and of what they start, where the host enforces them. Only a supervisor
+    changes those of an epoch that runs."""
     seconds: int = 0
     """Seconds after which all that runs of the epoch is killed; 0: never."""
     private_tmp: bool = False

@@ -150,6 +150,18 @@ async def test_a_message_for_the_former_self_of_a_restarted_host_is_refused(wire
     assert wire.heard == []
 
 
+async def test_a_question_for_the_former_self_of_a_restarted_host_is_asked_again(wire: Wire) -> None:
+    wire.boots[GPU2] = 2
+    wire.add(GPU2)
+    wire.boots[GPU2] = 1  # what gossip still says
+    asking = asyncio.create_task(wire.messengers[GPU1].ask("memory", GPU2, b"room", 1.0))
+    while len(wire.log) < 6:
+        await asyncio.sleep(0)
+        assert not asking.done(), "an empty answer is none"
+    wire.boots[GPU2] = 2
+    assert await asking == b"room!"
+
+
 async def test_a_restarted_sender_starts_a_new_table(wire: Wire) -> None:
     assert await wire.messengers[GPU1].send("memory", GPU2, b"one", 1.0)
     wire.boots[GPU1] = 2

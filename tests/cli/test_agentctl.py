@@ -206,7 +206,7 @@ def test_a_seed_that_is_not_known_is_named_by_status(run: Run, agent: FakeAgent)
     [
         ("hots", "unknown command 'hots'", "agentctl hosts"),
         ("nodes", "unknown command 'nodes'", "agentctl hosts"),
-        ("run", "unknown command 'run'", "agentctl submit"),
+        ("salloc", "unknown command 'salloc'", "agentctl shell --gpus"),
         ("jobs --al", "unknown option --al", "--all"),
         ("hosts --jsno", "unknown option --jsno", "--json"),
         ("hosts gpu1", "invalid choice: 'gpu1'", "--help"),

@@ -142,7 +142,7 @@ def _value(of: inspect.Type) -> Any:
 
 _TEXTS = (
     *("a1", "covey:data", "/a", "a", "0123456789abcdef" * 2, "0123456789abcdef" * 4, "127.0.0.1:4000"),
-    *("ok:j3", "0-9", ""),
+    *("ok:j3", "0-9", "ex-1", ""),
 )
 
 

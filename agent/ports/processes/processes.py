@@ -19,10 +19,13 @@ away from a rank becomes the supervisor's child and is ended with the job.
 import asyncio
 import contextlib
 import ctypes
+import fcntl
 import os
+import pwd
 import signal as signals
 import subprocess
 import sys
+import termios
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 import msgspec
@@ -31,7 +34,7 @@ from agent.ports.processes import held_back
 from agent.ports.processes.container_host import TOOL_S, Containers
 from agent.ports.processes.containers import ContainerRefused
 from agent.ports.processes.forker import TOLD_S, Forked, Forker, NotForked
-from agent.ports.processes.inheritance import NOT_INHERITED, make_ordinary
+from agent.ports.processes.inheritance import NOT_INHERITED, begin_anew, make_ordinary, umask_of
 from agent.ports.processes.procfs import (
     descendants,
     environment,
@@ -308,6 +311,40 @@ class RealProcesses:
         finally:
             os.close(output)
 
+    def start_between(self, command: Command, descriptors: tuple[int, int, int], terminal: bool) -> Process:
+        """Start a command whose standard input, output and error are these descriptors, which stay open here.
+        `terminal`: they are a terminal, and it becomes the command's own. Without arguments it is the user's shell.
+        OSError names the file that is at fault."""
+        command = self._of_user(command)
+        env = for_processes(command.env)
+        argv = [for_process(each) for each in command.argv] or [_shell(env)]
+
+        def begin() -> None:
+            begin_anew()
+            os.umask(umask_of(env))
+            if terminal:
+                fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+            if command.cores:
+                os.sched_setaffinity(0, command.cores)
+
+        try:
+            started = DetachedProcess(
+                argv,
+                cwd=for_process(command.cwd),
+                env=env,
+                stdin=descriptors[0],
+                stdout=descriptors[1],
+                stderr=descriptors[2],
+                start_new_session=True,
+                close_fds=True,
+                preexec_fn=begin,
+            )
+        except ValueError as error:
+            raise OSError(f"cannot start {argv[0]!r}: {error}") from error
+        except subprocess.SubprocessError as error:
+            raise OSError(f"cannot start {argv[0]!r} in this terminal, on these cores: {error}") from error
+        return self._child(started)
+
     async def start_waiting(self, command: Command) -> WaitingProcess:
         return await start_waiting(self._of_user(command), self._marks(command), self._of_user)
 
@@ -549,6 +586,15 @@ def _open_log(path: str) -> int:
 def _open_output(path: str, mode: int = 0o600) -> int:
     os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
+
+
+def _shell(env: Mapping[str, str]) -> str:
+    """The shell of this process's user, whatever the submitter's was on another host."""
+    with contextlib.suppress(KeyError):
+        found = pwd.getpwuid(os.geteuid()).pw_shell
+        if os.access(found, os.X_OK):
+            return found
+    return env.get("SHELL") or "/bin/sh"
 
 
 def watch(pid: int, look: Callable[[], None]) -> Callable[[], None]:

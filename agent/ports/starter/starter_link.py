@@ -92,7 +92,7 @@ class StarterLink:
         )
         given = msgspec.msgpack.encode(ProgramStart(base, msgspec.Raw(msgspec.msgpack.encode(config))))
         parts = [GiveConfig(given[at : at + PART_BYTES]) for at in range(0, len(given), PART_BYTES)]
-        user, program = which.user, "spares" if which.program == "spares" else "supervisor"
+        user, program = which.user, which.program if which.program in ("spares", "beside") else "supervisor"
         of = which.job, which.epoch, program, user.name, user.uid
         more = {"limits": which.limits, "seconds": which.seconds, "private_tmp": which.private_tmp}
         start = StartAs(*of, **more)  # type: ignore[arg-type]

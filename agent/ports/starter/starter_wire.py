@@ -45,7 +45,7 @@ class StartAs(StarterFrame, frozen=True):
 
     job: Job
     epoch: Epoch
-    program: Literal["supervisor", "spares"]
+    program: Literal["supervisor", "spares", "beside"]
     user: Annotated[str, Meta(pattern=USER)]
     uid: Annotated[int, Meta(ge=0, lt=(1 << 32) - 1)]
     memory_bytes: Annotated[int, Meta(ge=0, le=1 << 60)] = 0

@@ -33,7 +33,7 @@ LOOKS = """agent.keys agent.local_keys
 OWN_READS = ["scheduler.logs", "scheduler.curve", "tuner.show"]
 OWN_CHANGES = """scheduler.cancel scheduler.move scheduler.scale scheduler.arrange scheduler.tune memory.remove
     scheduler.hold scheduler.release scheduler.requeue scheduler.priority scheduler.update
-    memory.give_up""".split()  # noqa: SIM905
+    memory.give_up agent.open_session agent.turn_session agent.stacks""".split()  # noqa: SIM905
 LOGS_IN = ["agent.login"]
 USES = ["scheduler.submit", "memory.create"]
 OPERATES = """agent.turn_keys agent.make_token
@@ -93,7 +93,15 @@ def test_an_owner_is_known_by_name_and_number_together() -> None:
 def test_an_owner_out_of_all_tenants_reads_and_ends_the_own_and_takes_no_more() -> None:
     """The job still runs: nobody else may end it but operators."""
     eves = OwnerUser("eve", EVE.uid)
-    takes = {"scheduler.move", "scheduler.scale", "scheduler.arrange", "scheduler.tune"}
+    takes = {
+        "agent.open_session",
+        "agent.turn_session",
+        "agent.stacks",
+        "scheduler.move",
+        "scheduler.scale",
+        "scheduler.arrange",
+        "scheduler.tune",
+    }
     takes |= {f"scheduler.{verb}" for verb in ("hold", "release", "requeue", "priority", "update")}
     for command in (*OWN_READS, *OWN_CHANGES):
         assert may(EVE, command, eves) == (command not in takes), command

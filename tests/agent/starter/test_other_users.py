@@ -15,6 +15,8 @@ import pytest
 
 from agent.jobs import following as following_module
 from agent.jobs import runner as runner_module
+from agent.jobs.beside.messages import OpenSession, SessionOpened, SessionTurn, Turned, TurnSession
+from agent.jobs.beside.service import BesideSessions
 from agent.jobs.output import JobsSettings
 from agent.jobs.outputs import Outputs
 from agent.jobs.records import Fence
@@ -25,7 +27,8 @@ from agent.ports.processes.procfs import start_ticks, user_of
 from agent.ports.starter.starter_wire import EndAs
 from agent.starter.accounts import UnixAccount
 from agent.starter.sessions import Sessions
-from covey.core.ids import JobId
+from covey.core.errors import Refused
+from covey.core.ids import HostId, JobId
 from covey.ports.processes import ProcessId
 from covey.ports.starter import EpochLimits, MemoryPeak, NobodyElse
 from covey.wire.frames import pack
@@ -103,6 +106,42 @@ async def test_a_job_runs_as_its_user_and_has_what_a_login_gives(both: tuple[Her
     none = "0" * 16
     assert said[7] == f"CapPrm:{none}CapEff:{none}CapAmb:{none}NoNewPrivs:0"
     assert int(said[8]) <= resource.getrlimit(resource.RLIMIT_NOFILE)[1] and said[9] == said[10]
+
+
+async def test_a_command_beside_it_runs_as_its_user_in_its_epoch_and_ends_with_it(
+    both: tuple[Here, StarterHere],
+) -> None:
+    host, starter = both
+    runner = host.runner()
+
+    class Agent:
+        id, env = HostId("h1"), host.env
+
+    Agent.runner = runner  # type: ignore[attr-defined]
+    sessions = BesideSessions(Agent(), f"{host.env.run_dir}/jobs.sock")  # type: ignore[arg-type]
+    await running(host, runner, of_alice("/bin/sleep", "600"))
+    script = "id -u; echo $USER $COVEY_JOB_ID ${COVEY_TOKEN-none}; test -t 0 && exec sleep 600"
+    said, session = {}, ""
+    for terminal in (False, True):
+        argv = ("sh", "-c", script)
+        ask = OpenSession(job=J1, rank=0, kind="exec", session=f"ex-{int(terminal)}", argv=argv, terminal=terminal)
+        opened = await sessions.answer(ask)
+        assert isinstance(opened, SessionOpened), starter.said
+        said[terminal], session = b"", opened.session
+        while b"none" not in said[terminal]:
+            turn = SessionTurn(seen=len(said[terminal]), wait_s=5.0)
+            found = await sessions.answer(TurnSession(job=J1, epoch=1, session=session, turn=turn))
+            assert isinstance(found, Turned)
+            said[terminal] += b"".join(data for _, data in found.parts)
+    assert said[False].decode() == f"{ALICE}\nalice j1 none\n"
+    elsewhere = TurnSession(job=JobId("j2"), epoch=1, session=session, turn=SessionTurn())
+    with pytest.raises(Refused, match="has ended"):
+        await sessions.answer(elsewhere)
+    assert programs("beside-j1-1"), "it is of the epoch"
+    await runner.stop(J1, 1, 0.0, "over")
+    await until(lambda: host.told(RanksEnded))
+    runner.forget(J1, 1)
+    await until(lambda: not programs("beside-j1-1"), 20.0)
 
 
 async def test_neither_it_nor_its_supervisor_runs_before_others(both: tuple[Here, StarterHere]) -> None:

@@ -1,0 +1,1 @@
+"""Commands, shells and stacks beside a job's ranks, and jobs that are run attached."""
