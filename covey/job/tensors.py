@@ -203,6 +203,7 @@ class TensorClient(OfOneProcess):
             self.turns.computed()
         with self.calls.timed():
             self._begin(name, GivenRound(given, "model", mean, None, update, moments), True)
+            self.saves.declared()
             try:
                 result = self._wait(name).view(given.dtype)
             finally:

@@ -132,6 +132,11 @@ class Saves:
         """The values and moments with which a model begins, as `Saver.begins_with` says."""
         return (given, moments) if self.saver is None else self.saver.begins_with(name, given, update, moments)
 
+    def declared(self) -> None:
+        """A tensor was declared."""
+        if self.saver is not None:
+            self.saver.declared()
+
     def before_push(self, name: str) -> None:
         """A tensor is about to be pushed, as `Saver.before_push` says."""
         if self.saver is not None:
@@ -220,6 +225,14 @@ class Saver:
         values, *kept = self._arrays.pop(name)
         return given._replace(data=values), Moments(self.step, tuple(kept))
 
+    def declared(self) -> None:
+        """A tensor was declared: listen to other ranks, if they save too, before any of them may ask."""
+        models = len(self._of.models)
+        if self._models != models:
+            self._models = models
+            if not self._of.is_alone:
+                self._rank.listen()
+
     # ---- what scripts wait for ----
 
     def before_push(self, name: str) -> None:
@@ -234,10 +247,6 @@ class Saver:
             self.wait_saved()
             self._of.asked.failed(CoveyError(NOT_SAVED, "the script ended before the step that was to be saved", AGAIN))
         elif name in models:
-            if self._models != len(models):
-                self._models = len(models)
-                if not self._of.is_alone:
-                    self._rank.listen()
             self._until(lambda: name not in self._copying)
             self._look(name, models)
 

@@ -284,17 +284,20 @@ def test_a_full_disk_is_said_and_the_save_before_is_there(
     def full(path: Path, parts: Sequence[memoryview]) -> None:
         if "-4-" in str(path) and path.name == f"rank-{who:05d}.safetensors":
             raise OSError(errno.ENOSPC, "No space left on device")
+        if "-6-" in str(path):
+            before.append(is_reference(place, 2))
         put_file(path, parts)
 
+    before: list[int] = []
     monkeypatch.setattr(checkpoint, "put_file", full)
     with gang(tmp_path, 1, 1) as job:
         job.serve()
         job.share()
-        job.play(training(place, 2, 5, 2))
+        job.play(training(place, 2, 7, 2))
         said = job.said[0].getvalue()
-        assert ("No space left on device" in said and "step 4 was not saved" in said) or "was not written" in said
-    assert is_reference(place, 2) == 2
-    assert not list(tmp_path.glob("m.json-4-*/*.safetensors")), "what was written of it is removed"
+        assert "No space left on device" in said and ("step 4 was not saved" in said or "was not written" in said)
+    assert before == [2, 2] and is_reference(place, 2) == 6
+    assert [path.name for path in tmp_path.glob("m.json-*")] == ["m.json-6-00000000.saved"], "nothing is left of it"
 
 
 def _save_for_ever(place: Path, step: int, kinds: dict[str, SavedTensor]) -> None:
