@@ -7,7 +7,7 @@ unexport PYTHONDONTWRITEBYTECODE
 SCRIPTS := .scripts
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run stop check lint types collected frameworks house test quick cases clients swapped rack-test operator-test sim soak storm mutants tables bench-tensors bench-tensors-hosts bench-tensors-kills heal-test bench-elastic bench-groups bench-tuner-live bench-tuner-splits heal-size heal-cost scripts compiled rdma swap limits elsewhere heal-rivals bench-tensors-moves bench-tensors-jobs bench-tensors-lanes bench-sharing gpu-check gpu-pack gpu-rehearsal picture states samples coverage dist deb agent-toml docs reference clean
+.PHONY: help setup run stop check lint types collected frameworks house test quick cases clients swapped rack-test operator-test sim soak storm mutants tables bench-tensors bench-tensors-hosts bench-tensors-kills heal-test bench-elastic bench-groups bench-tuner-live bench-tuner-splits heal-size heal-cost scripts compiled rdma swap limits elsewhere heal-rivals bench-tensors-moves bench-tensors-jobs bench-tensors-lanes bench-tensors-saves bench-sharing gpu-check gpu-pack gpu-rehearsal picture states samples coverage dist deb agent-toml docs reference clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -150,6 +150,9 @@ bench-tensors-jobs: $(READY) ## jobs that share live aggregators, or have one ea
 
 bench-tensors-lanes: $(READY) ## rounds a second through an aggregator with one lane and with two, side by side (half a minute)
 	@$(BIN)/python bench/tensors/tensors_lanes.py $(ARGS)
+
+bench-tensors-saves: $(READY) ## what a step costs more when a model is saved while ranks go on, and as scripts saved before (a minute)
+	@$(BIN)/python bench/tensors/tensors_saves.py $(ARGS)
 
 bench-tensors-hosts: $(READY) .venv/.torch ## the same between four hosts in network namespaces, 1 Gbit/s each (some 5 minutes)
 	@$(BIN)/python bench/tensors/tensors_hosts.py $(ARGS)

@@ -50,6 +50,8 @@ NOUNS = {
     "hold": (ACT, "keep a job that waits from starting"),
     "release": (ACT, "let a held job start"),
     "requeue": (ACT, "stop a job and queue it again (--hold: and hold it)"),
+    "checkpoint": (ACT, "let a job that runs save a checkpoint and go on"),
+    "preempt": (ACT, "try what a job does when it is preempted: agentctl preempt --test j1"),
     "priority": (ACT, "let a waiting job come before the others of its tenant (--up), or behind them (--down)"),
     "update": (ACT, "change a job's time limit: agentctl update j1 --time 4h"),
     "move": (ACT, "move a job's ranks to another host: agentctl move j1 gpu2"),
@@ -74,6 +76,7 @@ FOLDERS = {
     "memory": ("memory", "slabs"),
     "beside": ("exec", "run", "shell", "stacks"),
     "books": ("history", "report"),
+    "checkpoints": ("checkpoint", "preempt"),
     "queue": ("hold", "priority", "release", "requeue", "update"),
 }
 VERBS = {

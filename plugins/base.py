@@ -17,7 +17,7 @@ from covey.kernel.pages import LimitsWriter, ReportReader
 from covey.ports.env import Env
 from covey.ports.pages import SharedPage
 from covey.ports.streams import ByteStream
-from covey.wire.job import AskPages, Frame
+from covey.wire.job import AskPages, Frame, SaveIs
 from plugins.askers import OwnerUser
 from plugins.facts import HostView, SavedAt
 
@@ -407,6 +407,14 @@ class JobPeer(Protocol):
     @property
     def pages(self) -> RankPages | None:
         """The pages shared with the process; None while it has asked for none: then it goes by no limits."""
+
+    @property
+    def saves(self) -> bool:
+        """Whether the process answers `AskSave`."""
+
+    @property
+    def save(self) -> SaveIs:
+        """How far the save is that was asked for last, as the process said."""
 
     @property
     def may_own(self) -> bool | None:

@@ -105,6 +105,7 @@ RULES: Mapping[str, Rule] = {
     "scheduler.hold": OWN_JOB,
     "scheduler.release": OWN_JOB,
     "scheduler.requeue": OWN_JOB,
+    "scheduler.checkpoint": OWN_JOB,
     "scheduler.priority": OWN_JOB,
     "scheduler.update": OWN_JOB,
     "scheduler.move": OWN_JOB,

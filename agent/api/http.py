@@ -334,7 +334,7 @@ class HttpApi:
     def _add_changes(self, post: Add) -> None:
         post("/v1/jobs", self._ask("scheduler.submit", _body))
         post("/v1/jobs/{id}/cancel", self._ask("scheduler.cancel", _path_and_any_body))
-        for verb in ("hold", "release", "requeue", "priority", "update"):
+        for verb in ("hold", "release", "requeue", "priority", "update", "checkpoint"):
             post(f"/v1/jobs/{{id}}/{verb}", self._ask(f"scheduler.{verb}", _path_and_any_body))
         post("/v1/jobs/{id}/move", self._ask("scheduler.move", _path_and_body))
         post("/v1/jobs/{id}/scale", self._ask("scheduler.scale", _path_and_body))

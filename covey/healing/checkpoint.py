@@ -210,6 +210,11 @@ class SavedState:
         self.about: Checkpoint = about
         self._items, self._data_at = items, data_at
 
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The bytes of each array, in the order in which they are written."""
+        return {name: end - first for name, (_, first, end) in self._items.items()}
+
     def own_of(self, rank: int) -> Any:
         """What is this rank's own; None: it had nothing. CoveyError when it cannot be read."""
         text = self.about.own[rank] if rank < self.about.ranks else None

@@ -35,12 +35,14 @@ from covey.kernel import at_exit
 from covey.kernel.spare_modules import imported
 from covey.kernel.this_process import OfOneProcess
 from covey.kernel.wake_pipe import WakePipe
+from covey.saves.asked_save import AskedSave
 from covey.tensors.turns.holder import ProcessTurns
 from covey.wire.frames import FrameError, pack, whole
 from covey.wire.job import (
     GRACE_KEPT,
     PROTOCOL,
     AggregatorAt,
+    AskSave,
     Carries,
     ExtendGrace,
     Frame,
@@ -103,7 +105,7 @@ class JobClient(OfOneProcess):
         """Connect in the background. CoveyError when this process is not a rank of a job."""
         self._me = me = identity(environ)
         self.id, self.rank, self.world_size, self.epoch, self.host = me.job, me.rank, me.world_size, me.epoch, me.host
-        self._stop = StopAsked(me.preempt_file)
+        self._stop, self._asked = StopAsked(me.preempt_file), AskedSave()
         self._lock = threading.Lock()
         self._steps: deque[bytes] = deque(maxlen=STEPS_WAITING_MAX)
         self._urgent: deque[bytes] = deque()
@@ -298,6 +300,7 @@ class JobClient(OfOneProcess):
             **more,
         )
         made.newest_step = self._clock.newest_step
+        made.saves.start, made.saves.asked, made.saves.saved = self.epoch, self._asked, self.saved
         return made
 
     def state(
@@ -325,7 +328,7 @@ class JobClient(OfOneProcess):
         has the state of a lost rank, this process says so and ends with 70: the job fails, or with retries left runs
         again from its last checkpoint."""
         from covey.healing.neighbours import HealedRank
-        from covey.job.job_state import ScriptState, begun, stops_of
+        from covey.job.job_state import ScriptState, begun, saves_when_asked, stops_of
 
         self._check_process(f"the state of job {self.id} is not available here")
         if self._me.elastic and enter is None:
@@ -338,6 +341,7 @@ class JobClient(OfOneProcess):
             rank = HealedRank(self.rank, self.world_size, me.incarnation, me.here, me.host, step)
             script = ScriptState(self.memory.counts(get), load, own, lambda step: self._stepped(of_state(step)))
             stop = stops_of(self._stop, checkpoint, stop, leave=self.leave, saved=self.saved, extends=self.extend_grace)
+            stop = saves_when_asked(stop, self._asked)
             if enter is None:
                 state = begun(self._client(), rank, script, within_s, stop=stop)
             else:
@@ -577,7 +581,8 @@ class JobClient(OfOneProcess):
     def _hello(self) -> Join:
         """The Join for a new connection, made anew each time: the kernel is known once numpy is imported."""
         me = self._me
-        return Join(os.getpid(), me.job, me.rank, me.epoch, me.token, kernel(), PROTOCOL, VERSION, self._memory.now)
+        mine = me.job, me.rank, me.epoch, me.token
+        return Join(os.getpid(), *mine, kernel(), PROTOCOL, VERSION, self._memory.now, saves=True)
 
     def _next_out(self) -> bytes:
         with self._lock:
@@ -609,6 +614,8 @@ class JobClient(OfOneProcess):
             self.turns.page_came(self._pages.writable(), frame.slot, frame.use)
         elif isinstance(frame, SumsOrder):
             self._say(SumsNow(self._sums(frame)))
+        elif isinstance(frame, AskSave):
+            self._say(self._asked.ask(frame.number))
         elif not self.memory.heard(frame) and (answer := self._pages.heard(frame)) is not None:
             self._say(answer)
 

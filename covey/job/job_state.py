@@ -51,6 +51,7 @@ from covey.healing.taking_over import WITHIN_S
 from covey.job.carrying import CarriedRanks
 from covey.job.tensors import TensorClient
 from covey.kernel.this_process import OfOneProcess
+from covey.saves.asked_save import AskedSave
 from covey.tensors.aggregator.block_rounds import BlockRounds
 from covey.tensors.numbers.arrays import Array
 
@@ -62,6 +63,8 @@ OWN_CHECKED = 5
 """The number of steps in which what `own` gives at the end is compared with what it gave before the first push."""
 
 
+SAVES_HOW = "submit a script that says job.state(.., checkpoint=True), or covey.torch.heal(.., checkpoint=True)"
+TOGETHER = "its ranks save only together, all in the same step, and the script alone can say when"
 SAVE_LEAST_S, SAVE_BYTES_S = 5.0, 100e6
 """Seconds that the last checkpoint may take, and bytes in each second more, on a slow disk or over a network."""
 
@@ -143,6 +146,9 @@ class StopsAndSaves(NamedTuple):
     `is_last`: the job ends. None: what was gathered."""
     write: "WritesParts | None" = None
     """Writes the checkpoint, with all ranks, of which each has a part; None: one process writes all of it."""
+    asked: AskedSave | None = None
+    """The save that a person asked for; None: nobody can."""
+    ranks: int = 1
 
 
 class AskedToEnd(Protocol):
@@ -166,6 +172,19 @@ def stops_of(asked: AskedToEnd, place: Place | bool, more: StopsAndSaves | None,
     at = None if place is False else checkpoint.place_of(place, os.environ)
     of_stop: dict[str, Any] = {"wants": lambda: asked.asked, "left_s": lambda: asked.left_s, "listens": asked.listens}
     return (more or StopsAndSaves())._replace(place=at, **of_stop, **of_client)
+
+
+def saves_when_asked(stop: StopsAndSaves, asked: AskedSave) -> StopsAndSaves:
+    """`stop`, with saves that a person asks for (`agentctl checkpoint`), where the script can save."""
+
+    def check() -> None:
+        if stop.place is None:
+            raise CoveyError(NOT_SAVED, "the script's job.state has no checkpoint", SAVES_HOW)
+        if stop.write is not None:
+            raise CoveyError(NOT_SAVED, TOGETHER, "call state.save() in the script")
+
+    asked.begin = check
+    return stop._replace(asked=asked)
 
 
 class StepsHeal(Protocol):
@@ -277,6 +296,21 @@ class JobState(OfOneProcess):
             with contextlib.suppress(CoveyError):  # asked before, or not to be granted: it is written as far as it gets
                 self._stop.extends(lacks_s)
 
+    def save_if_asked(self) -> None:
+        """At the end of a step: save, if a person asked for it and this process writes. Other ranks go on."""
+        asked, place = self._stop.asked, self._stop.place
+        if asked is None or place is None or not asked.wanted or not self._stop.may_end() or not self._stop.writes():
+            return
+        try:
+            boundary = self._stop.boundary()
+            if self._stop.ranks > 1 and (boundary.owns is None or self._stop.own_to_save(False) is not None):
+                raise CoveyError(NOT_SAVED, TOGETHER, "call state.save() in the script")
+            self._save(place, None, False)
+        except CoveyError as error:
+            asked.failed(error)
+        else:
+            asked.saved(self._stop.number(boundary.step), place)
+
     def end_if_all_stop(self) -> None:
         """Between two steps: save and end this process, if there is a checkpoint and all ranks stop now."""
         if self._stop.place is None or not self._stop.may_end() or not self._stop.stops():
@@ -321,6 +355,7 @@ class JobState(OfOneProcess):
         self._check_process(f"step {self.step} was not ended")
         if self._unchecked and self._carried is None:
             self._check_own()
+        self.save_if_asked()
         (self._healing if self._carried is None else self._carried).end(_held(self._script.get()))
         if (ended := self._stop.ended(self.step)) is not None:
             self._script.stepped(ended)
@@ -416,6 +451,7 @@ def begun(
         stops=stop.wants if gather is None else lambda: gather.stops,
         boundary=healing.boundary,
         own=own if carried else None,
+        ranks=me.world_size,
         own_said=lambda: healing.machine.own_said,
         gathered=lambda mine: _gathered(tensors, mine),
         writes=lambda: 0 in carried[0].members if carried else me.rank == 0,

@@ -25,6 +25,7 @@ Calls block until every rank has pushed; after 30 s they write to stderr which r
 """
 
 import contextlib
+import os
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -42,6 +43,7 @@ from covey.job.given_rounds import GivenRound
 from covey.job.heartbeats import CallTimes
 from covey.kernel.this_process import OfOneProcess
 from covey.ports.verbs import Verbs
+from covey.saves.saver import Saves
 from covey.tensors.aggregator.block_rounds import BlockRounds
 from covey.tensors.aggregator.host_rounds import HostParts, HostTensor
 from covey.tensors.aggregator.rounds import Superseded, ToldByRank
@@ -115,6 +117,7 @@ class TensorClient(OfOneProcess):
         self._job, self.patience_s, self._say = job, patience_s, say
         self._changed = threading.Condition()
         """Guards the fields below; notified when any of them changes."""
+        self._ways: dict[str, SharedTensor | None] = {}  # a tensor in shared memory, or None: through an aggregator
         self._open: dict[str, GivenRound] = {}
         """Tensors with a round that was not waited for yet, and what was pushed, which must not change until then."""
         self._undecided = undecided
@@ -128,11 +131,12 @@ class TensorClient(OfOneProcess):
         self.early: set[str] = set()
         """Names that may be pushed before there is a state: their results are kept (`covey.healing.kept_rounds`)."""
         self._listens: Callable[[ToldByRank], bool] = lambda told: False
+        self.saves = Saves(self, self._ways)
+        """Saves models (`save`)."""
         self.own_later = False
         """Whether what is pushed now leaves before this rank's own state, which may still change in this step. Set by
         the thread that computes."""
         self._own: Callable[[], object] | None = None
-        self._ways: dict[str, SharedTensor | None] = {}  # a tensor in shared memory, or None: through an aggregator
         self._largest_bytes = self._shared_bytes = 0
         """Bytes of the largest tensor in shared memory, and of all of them."""
         self._closed = self.left = False
@@ -194,10 +198,12 @@ class TensorClient(OfOneProcess):
         self._check_process(f"model {name!r} was not declared")
         if self._healing is not None:
             raise ValueError(f"model {name!r} cannot be taken over from a rank that is lost (job.state); push sums")
+        given, moments = self.saves.begins_with(name, given, update, moments)
         if self.turns.on:
             self.turns.computed()
         with self.calls.timed():
             self._begin(name, GivenRound(given, "model", mean, None, update, moments), True)
+            self.saves.declared()
             try:
                 result = self._wait(name).view(given.dtype)
             finally:
@@ -266,6 +272,16 @@ class TensorClient(OfOneProcess):
 
         return Moments(steps, gathered(like, declared.moments, kept, add))
 
+    def save(self, path: "str | os.PathLike[str] | None" = None, *, every: int | None = None) -> int:
+        """Save all models that have an `update`, with their moments, after each `every` steps and when `agentctl
+        checkpoint` asks, while ranks go on (`covey.saves.saver`). `path`: a file, the same for all ranks; None:
+        model.json in the job's folder (COVEY_CHECKPOINT_DIR). Returns the number of steps that were saved there before,
+        0 for none: each `model` then begins with its values and moments of that step. Every rank calls it before the
+        first model. CoveyError when what is there cannot be used or nothing be written there, ValueError when there are
+        models already."""
+        self._check_process("nothing is saved")
+        return self.saves.begin(path, every)
+
     @property
     def not_finite(self) -> int:
         """How many numbers were NaN or infinite in the sums that this rank has added in memory that ranks share."""
@@ -291,13 +307,14 @@ class TensorClient(OfOneProcess):
         self._far.heal(told, healing.close)
         return healing, self._far
 
-    def listen(self, told: Callable[[ToldByRank], bool]) -> None:
+    def listen(self, told: Callable[[ToldByRank], bool] | None = None) -> None:
         """From now on `told` is called, by link threads, with messages of other ranks, also before there is a state. It
-        returns whether one was for it."""
-        self._listens = told
+        returns whether one was for it. None: as before, and those about saves are heard."""
+        self._listens = told = told or self._listens
 
         def alone(said: ToldByRank) -> None:
-            told(said)
+            if not self.saves.told(said):
+                told(said)
 
         if self._healing is None:
             self._far.heal(alone)
@@ -417,6 +434,7 @@ class TensorClient(OfOneProcess):
         owner any more, since all ranks are done."""
         if self.is_elsewhere:
             return False
+        self.saves.close()
         with self._changed:
             self._closed, shared = True, self._shared
             self._changed.notify_all()
@@ -529,6 +547,7 @@ class TensorClient(OfOneProcess):
         seconds."""
         self._check_process(f"tensor {name!r} was not pushed")
         data = given.array.data
+        self.saves.before_push(name)
         with self._changed:
             if name in self._open:
                 raise ValueError(f"tensor {name!r} has a round that was not waited for; call wait() of its handle")

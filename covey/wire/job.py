@@ -45,6 +45,8 @@ class Join(Frame, frozen=True):
     """Version of the covey-job that the process uses."""
     tensor_memory: int = 0
     """Whether this rank can share memory for tensors with the job's other ranks: 0 no, 1 yes, 2 it does already."""
+    saves: bool = False
+    """Whether the process answers `AskSave`."""
 
 
 class Joined(Frame, frozen=True):
@@ -177,6 +179,27 @@ class CheckpointSaved(Frame, frozen=True):
     """Its file; at most `SAVED_PATH_MAX` characters."""
     wall_s: float = 0.0
     """When it was complete, in seconds since 1970; 0: not known."""
+
+
+class AskSave(Frame, frozen=True):
+    """Agent -> rank: a person asks for a checkpoint. Sent only to a process that said `Join.saves`; a repeated one, of
+    the same number, asks how far it is. `SaveIs` answers."""
+
+    number: int
+
+
+class SaveIs(Frame, frozen=True):
+    """Rank -> agent, after each `AskSave`: how far the save of this number is."""
+
+    number: int
+    state: Literal["pending", "saved", "refused"]
+    step: int = 0
+    """The step that was saved."""
+    path: str = ""
+    """Its file; at most `SAVED_PATH_MAX` characters."""
+    why: str = ""
+    """Why it is refused; at most 400 characters, as `next`."""
+    next: str = ""
 
 
 class AskPages(Frame, frozen=True):
@@ -408,7 +431,7 @@ class VolumeRemoved(Frame, frozen=True):
 
 FrameUnion = (
     Join | Joined | Refusal | AggregatorAt | AggregatorLost | TableWanted | SumsOrder | SumsNow | Stepped | Hooked
-    | CheckpointSaved | AskPages | PagesHere | PagesMapped | NeighbourFlag
+    | CheckpointSaved | AskSave | SaveIs | AskPages | PagesHere | PagesMapped | NeighbourFlag
     | TensorMemoryHere | NoTensorMemory | TensorsShared | Heals | Heartbeat | Stopping | ExtendGrace
     | RanksHaveLeft | InVain | ProcessLeaves | Carries | TurnsHere | MemoryHeld | HostMemory
     | VolumeWanted | VolumeComing | VolumeAt | RemoveVolume | VolumeRemoved

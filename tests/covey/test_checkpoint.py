@@ -17,7 +17,8 @@ from safetensors.numpy import load_file, save_file
 from covey.core.errors import CoveyError
 from covey.healing.checkpoint import Checkpoint, check, opened, place_of, save
 from covey.healing.machine import Boundary
-from covey.job.job_state import JobState, ScriptState, StopsAndSaves
+from covey.job.job_state import JobState, ScriptState, StopsAndSaves, saves_when_asked
+from covey.saves.asked_save import AskedSave
 from covey.tensors.numbers.arrays import Array
 
 ABOUT = Checkpoint(7, ('{"at": 3}', None, '"\\u00e9"'), "numpy")
@@ -175,6 +176,46 @@ def test_a_job_does_not_begin_where_its_newest_checkpoint_is_not_or_none_could_b
         check(path.parent / "none" / "here", None, ARRAYS, {})
 
 
+class Steps:
+    step = 1
+
+    def begin(self, state: object) -> None: ...
+    def end(self, state: object) -> None: ...
+    def drawn(self, own: object) -> None: ...
+    def moved(self, own: object) -> None: ...
+
+
+def test_a_save_that_a_person_asks_for_ends_a_step_of_who_writes(tmp_path: Path) -> None:
+    place, asked, own = tmp_path / "w", AskedSave(), Boundary(1, (b"",))
+    stops = StopsAndSaves(place, boundary=lambda: own, ranks=2)
+
+    def state(**more: Any) -> JobState:
+        made = saves_when_asked(stops._replace(**more), asked)
+        return JobState(Steps(), ScriptState(lambda: {"w": np.ones(3)}, lambda arrays, own: None, None), stop=made)
+
+    state().done()
+    assert not place.exists(), "nobody asked"
+    writes, other = state(), state(writes=lambda: False)
+    assert asked.ask(1).state == "pending"
+    other.done()
+    assert not place.exists() and asked.ask(1).state == "pending"
+    writes.done()
+    assert (asked.ask(1).state, asked.ask(1).step, asked.ask(1).path) == ("saved", 1, str(place))
+    place.unlink()
+    writes.done()
+    assert not place.exists(), "once"
+    unable: tuple[dict[str, Any], ...] = ({"place": None}, {"write": lambda *of: None})
+    for more in unable:
+        state(**more)
+        assert asked.ask(asked.ask(0).number + 2).state == "refused"
+    together: tuple[dict[str, Any], ...] = ({"boundary": lambda: Boundary(1, None)}, {"own_to_save": lambda last: 3})
+    for number, more in enumerate(together, 10):
+        ranks = state(**more)
+        asked.ask(number)
+        ranks.done()
+        assert "only together" in asked.ask(number).why, "it must not wait for ranks that were not asked"
+
+
 @pytest.mark.parametrize(("left_s", "asks"), [(math.inf, []), (60.0, []), (3.0, [pytest.approx(2.4)])])
 def test_the_last_checkpoint_asks_for_more_time_where_it_may_need_it(
     tmp_path: Path, left_s: float, asks: list[Any]
@@ -185,14 +226,6 @@ def test_the_last_checkpoint_asks_for_more_time_where_it_may_need_it(
     def more(seconds: float) -> None:
         asked.append(seconds)
         raise CoveyError("no more time was granted", "it was asked before", "save within 3 s")
-
-    class Steps:
-        step = 1
-
-        def begin(self, state: object) -> None: ...
-        def end(self, state: object) -> None: ...
-        def drawn(self, own: object) -> None: ...
-        def moved(self, own: object) -> None: ...
 
     stops = StopsAndSaves(tmp_path / "w", stops=lambda: True, left_s=lambda: left_s, extends=more)
     stops = stops._replace(boundary=lambda: Boundary(1, (b"",)))

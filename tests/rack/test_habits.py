@@ -104,6 +104,41 @@ def test_jobs_are_held_requeued_moved_and_cancelled_by_what_they_have_in_common(
     )
 
 
+SAVES = """
+import time
+import numpy as np, covey
+with covey.join() as job:
+    began = job.tensors.save()
+    w = job.tensors.model("w", np.zeros(1000, np.float32), update=covey.Adam())
+    for step in range(began, 5000):
+        time.sleep(0.02)
+        w = job.tensors.push_pull("w", np.full(1000, job.rank + 1, np.float32))
+        job.step(step)
+"""
+
+
+def test_a_job_saves_when_it_is_asked_and_its_stop_is_tried(rack: LivingRack, tmp_path: Path) -> None:
+    """On two hosts, whose ranks each write what they keep."""
+    (tmp_path / "saves.py").write_text(SAVES)
+    options = ("--workers", "4", "--cwd", str(tmp_path), "--", sys.executable, "saves.py")
+    job = submitted(typed(rack, "submit", "--gpus", "1", *options))
+    plain = submitted(typed(rack, "submit", "--gpus", "0", "--", "sleep", "100"))
+    state(rack, job, "running")
+    wait("it makes steps", lambda: (rack.job(job)["step"] or 0) > 1, 30.0)
+    assert "saved step" in typed(rack, "checkpoint", job)
+    assert "has not called covey.join()" in typed(rack, "checkpoint", plain, code=4)
+    said = typed(rack, "preempt", "--test", job)
+    assert "by themselves" in said and "went on from it" in said, said
+    view = rack.job(job)
+    assert view["tally"]["attempt"] == 2 and view["tally"]["preemptions"] == 0
+    assert "its stop is tried by" in typed(rack, "why", job)
+    assert "needs --test" in typed(rack, "preempt", job, code=2)
+    typed(rack, "cancel", job, plain)
+    held = submitted(typed(rack, "submit", "--hold", "--gpus", "0", "--", "true"))
+    assert "only a job that runs can be tried" in typed(rack, "preempt", "--test", held, code=4)
+    typed(rack, "cancel", held)
+
+
 def test_a_job_waits_for_its_time_and_no_longer(rack: LivingRack) -> None:
     began_s = time.time()
     job = submitted(typed(rack, "submit", "--gpus", "0", "--begin", "now+3seconds", "--", "true"))

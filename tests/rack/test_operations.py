@@ -64,6 +64,8 @@ NOT_TYPED = {
     "agentctl hold j9": "tests/rack/test_habits.py does, where it is known which job that is",
     "agentctl release j9": "likewise",
     "agentctl requeue j9": "likewise",
+    "agentctl checkpoint j9": "likewise",
+    "agentctl preempt --test j9": "likewise",
     "agentctl priority j9 --up": "likewise",
     "agentctl update j9 --time 4h": "likewise",
     "agentctl cancel j12": "likewise",

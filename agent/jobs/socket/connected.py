@@ -1,14 +1,17 @@
 """A process that has joined on jobs.sock, as the agent holds it."""
 
+import msgspec
+
 from agent.jobs.socket.rank_pages import HeldPages
 from covey.ports.pages import Pages, SharedPage
 from covey.ports.streams import ByteStream
-from covey.wire.frames import pack
-from covey.wire.job import AskPages, Frame, Join, MemoryHeld, PagesHere
+from covey.wire.frames import FrameError, pack
+from covey.wire.job import SAVED_PATH_MAX, AskPages, Frame, Join, MemoryHeld, PagesHere, SaveIs
 from plugins.base import Outbox
 from plugins.facts import SavedAt
 
 KERNEL_MAX = 64
+SAVE_WORDS_MAX = 400
 
 
 class ConnectedProcess:
@@ -24,6 +27,8 @@ class ConnectedProcess:
         """What this process said it hooks, and why not to more."""
         self.saved: SavedAt | None = None
         """The newest checkpoint that this process said it wrote."""
+        self.saves, self.save = join.saves, SaveIs(0, "refused")
+        """Whether it answers `AskSave`, and what it answered last."""
         self.pages: HeldPages | None = None
         self.tensor_memory = join.tensor_memory if join.tensor_memory in (0, 1, 2) else 0
         """How the rank shares tensor memory, as in `Join`; 2 also once the memory was sent."""
@@ -58,6 +63,14 @@ class ConnectedProcess:
     def _put(self, frame: bytes, pages: tuple[SharedPage, ...] = ()) -> None:
         if not self.outbox.put(frame, pages):
             self._stream.close()
+
+    def save_is(self, frame: SaveIs) -> None:
+        """Note how far a save is that a person asked for. FrameError for what nobody asked, or no step."""
+        if not self.saves or self.job is None or not 0 <= frame.step < 1 << 62:
+            raise FrameError("SaveIs from outside a job, or of an impossible step")
+        said = {"path": plain(frame.path, SAVED_PATH_MAX)}
+        said |= {"why": plain(frame.why, SAVE_WORDS_MAX), "next": plain(frame.next, SAVE_WORDS_MAX)}
+        self.save = msgspec.structs.replace(frame, **said)
 
     def left(self) -> None:
         """Note that its connection ended."""

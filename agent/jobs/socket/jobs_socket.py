@@ -43,6 +43,7 @@ from covey.wire.job import (
     PROTOCOL,
     SAVED_PATH_MAX,
     AskPages,
+    AskSave,
     Carries,
     CheckpointSaved,
     ExtendGrace,
@@ -62,6 +63,7 @@ from covey.wire.job import (
     ProcessLeaves,
     RanksHaveLeft,
     Refusal,
+    SaveIs,
     Stepped,
     Stopping,
     SumsOrder,
@@ -117,6 +119,7 @@ FROM_AGENTS = (
     Carries,
     TurnsHere,
     HostMemory,
+    AskSave,
 )
 """Frames that no process sends once it has joined: they are the agent's, or for joining."""
 LEFT_S = 0.5
@@ -407,6 +410,8 @@ class JobSocket:
                 self._hooked(peer, frame)
             elif isinstance(frame, CheckpointSaved):
                 self._saved(peer, frame)
+            elif isinstance(frame, SaveIs):
+                peer.save_is(frame)
             elif isinstance(frame, AskPages):
                 self._asked_for_pages(peer, frame)
             elif isinstance(frame, PagesMapped):

@@ -177,6 +177,18 @@ class AggregatorRounds:
             wide = NUMBERS[tensor.declared.type].wide
             return [np.frombuffer(each, dtype=wide) for each in tensor.moments] if tensor.keeps else []
 
+    def own_state(self, label: str) -> list[Array]:
+        """The last result of a Block whose keeper this rank is, or speaks for, and its moments; none when another rank
+        is. They must not be written, and are valid until this rank pushes for the round after the next."""
+        with self._changed:
+            tensor = self.rounds.tensors[label]
+            first, end = tensor.spoken.ranks
+            if not first <= tensor.declared.keeper < end:
+                return []
+            numbers, kept = NUMBERS[tensor.declared.type], tensor.moments if tensor.keeps else ()
+            state = np.frombuffer(tensor.state, dtype=numbers.stored)
+            return [state, *(np.frombuffer(each, dtype=numbers.wide) for each in kept)]
+
     def tell(self, said: Tell) -> None:
         """Send a message to another rank, if both are connected."""
         with self._changed:

@@ -168,6 +168,13 @@ class BlockRounds:
             if moments := self._at[block.table].moments(block_label(name, at)):
                 yield block.first, moments
 
+    def own_state(self, name: str) -> Iterator[tuple[int, list[Array]]]:
+        """The parts of this tensor's last result that this rank keeps with their moments: for each Block, its first
+        element and the arrays, as of `AggregatorRounds.own_state`."""
+        for at, block in enumerate(self.known[name].blocks):
+            if arrays := self._at[block.table].own_state(block_label(name, at)):
+                yield block.first, arrays
+
     def has_result(self, name: str) -> bool:
         """Whether no round of this tensor is under way, and nothing of it is being sent."""
         return all(

@@ -204,6 +204,11 @@ class HostTensor(SharedTensor):
             if moments := spoken.at.moments(spoken.label):
                 yield spoken.elements.start, moments
 
+    def own_state(self) -> Iterator[tuple[int, list[Array]]]:
+        for spoken in self._mine:
+            if arrays := spoken.at.own_state(spoken.label):
+                yield spoken.elements.start, arrays
+
     def _spoken(self, declared: Declared, block: Block, own: slice) -> _SpokenBlock:
         elements = slice(block.first, block.end)
         sums = tuple(

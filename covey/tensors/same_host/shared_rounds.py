@@ -209,6 +209,13 @@ class SharedTensor:
         for each moment. They must not be written, and are valid only until the next round."""
         yield 0, self._moments[self.taken % len(self._results)]
 
+    def own_state(self) -> Iterator[tuple[int, list[Array]]]:
+        """The parts of the last result, and of its moments, that this rank saves for all: first element, and arrays.
+        They must not be written, and are valid until this rank pushes for the round after the next."""
+        if self._first + self._rank == 0:
+            at = self.taken % len(self._results)
+            yield 0, [self._results[at], *self._moments[at]]
+
     def missing(self) -> list[int]:
         """Ranks that have not pushed this round."""
         return [self._first + at for at in range(self._ranks) if int(self._words[at, 0]) < self.round]

@@ -256,6 +256,8 @@ class RequeueAsked(CommandBase, frozen=True, kw_only=True):
     hold: bool = False
     """Whether it is held then."""
     by: Text = ""
+    test: bool = False
+    """Whether that is to see what its ranks do when they are told to stop."""
 
 
 class PriorityAsked(CommandBase, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@
 Every message names (job, epoch, attempt): a later pair wins, an earlier one is stale and changes nothing.
 """
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -160,6 +160,24 @@ class JobCurveWanted(Message, frozen=True):
 class JobCurveAnswer(Message, frozen=True):
     points: Annotated[tuple[CurvePoint, ...], Meta(max_length=CURVE_POINTS_MAX)] = ()
     """In order of their steps."""
+
+
+class SaveWanted(Message, frozen=True):
+    """Question: let this process of a job on your host save a checkpoint; asked again with the same number, how far
+    that is."""
+
+    job: Job
+    epoch: Epoch
+    rank: Count
+    number: Count
+
+
+class SaveAnswer(Message, frozen=True):
+    state: Literal["pending", "saved", "refused"]
+    step: Step = 0
+    path: Annotated[str, Meta(max_length=1024)] = ""
+    why: Text = ""
+    next: Text = ""
 
 
 class LogTail(Message, frozen=True):
@@ -340,6 +358,8 @@ Talk = (
     | JobNowAnswer
     | JobCurveWanted
     | JobCurveAnswer
+    | SaveWanted
+    | SaveAnswer
     | LogTail
     | LogTailAnswer
     | RenewLeases

@@ -65,6 +65,7 @@ from plugins.scheduler.messages.wire import (
     RankHangs,
     RecordsWanted,
     RenewLeases,
+    SaveWanted,
     SparesWanted,
     SparesWarm,
     StacksWanted,
@@ -88,6 +89,7 @@ from plugins.scheduler.service.log import QueueLog
 from plugins.scheduler.service.moves import RunningMoves
 from plugins.scheduler.service.people.lists import wanted, wish_of
 from plugins.scheduler.service.people.queue_changes import QueueChanges
+from plugins.scheduler.service.people.saves import AskedSaves
 from plugins.scheduler.service.ranks.curves import Curves
 from plugins.scheduler.service.ranks.early_ends import EarlyEnds
 from plugins.scheduler.service.ranks.envs import Envs
@@ -136,6 +138,7 @@ class SchedulerService(PluginService):
         self.own_cordon = OwnCordon(host, self.queue, self.queue_log)
         self.tenants = Tenants(host, self.queue, self.queue_log)
         self.changes = QueueChanges(self.queue_log, self._seek, self._job)
+        self.saves = AskedSaves(self.name, host, self._seek)
         self.history = JobHistory(self.name, host, self.queue, self.queue_log)
         self.early = EarlyEnds(host, self.queue, self.queue_log)
         self.ranks.why_failed, self.ranks.told_by.codes_of = self.early.why_failed, self.early.codes
@@ -306,6 +309,8 @@ class SchedulerService(PluginService):
             return self.ranks.told_by.job_now(question.job)
         if isinstance(question, JobCurveWanted):
             return await self.curves.answer(question.job)
+        if isinstance(question, SaveWanted):
+            return await self.saves.answer(question)
         if isinstance(question, GangNow):
             return self.stuck.gang_now(question.job, question.epoch)
         if isinstance(question, EnvOf):
@@ -355,6 +360,7 @@ class SchedulerService(PluginService):
             "jobs": self._jobs,
             "job": self._job,
             **self.changes.commands(),
+            **self.saves.commands(),
             "give_up": self._give_up,
             "drain": self._drain,
             "resume": self._resume,

@@ -47,7 +47,7 @@ KINDS: Mapping[str, tuple[str, ...]] = {
         ),
         *("POST /v1/jobs/{id}/scale", "POST /v1/jobs/{id}/arrange", "POST /v1/jobs/{id}/tune"),
         *(f"POST /v1/jobs/{{id}}/{verb}" for verb in ("hold", "release", "requeue", "priority", "update")),
-        *(f"POST /v1/jobs/{{id}}/{verb}" for verb in ("sessions", "turn", "stacks")),
+        *(f"POST /v1/jobs/{{id}}/{verb}" for verb in ("sessions", "turn", "stacks", "checkpoint")),
         *("POST /v1/volumes/{id}/give-up", "DELETE /v1/volumes/{id}"),
     ),
     "log in": ("POST /v1/login",),

@@ -36,6 +36,7 @@ from covey.wire.job import (
     PROTOCOL,
     AggregatorAt,
     AggregatorLost,
+    AskSave,
     Carries,
     ExtendGrace,
     Frame,
@@ -46,6 +47,7 @@ from covey.wire.job import (
     Joined,
     ProcessLeaves,
     Refusal,
+    SaveIs,
     Stepped,
     Stopping,
     SumsNow,
@@ -289,6 +291,8 @@ async def test_a_step_becomes_a_fact_with_finite_and_few_metrics(short: str) -> 
         GOOD,
         Joined(HostId("h1")),
         Carries(1, {1: (1,)}),
+        AskSave(1),
+        SaveIs(1, "saved", 7),  # this one has not said that it saves
     ],
 )
 async def test_a_joined_process_that_says_what_cannot_be_is_cut_off_and_counted(short: str, frame: Frame) -> None:

@@ -1,6 +1,6 @@
 """What people ask of jobs that wait, and lists of jobs: who may see and move what, and what is wrong is named."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -8,14 +8,17 @@ import pytest
 
 from chaos.askers import ANN, BOB, EVE, ROOT, VISITOR, asked_by
 from covey.core.errors import Refused
-from covey.core.ids import JobId
+from covey.core.ids import HostId, JobId
+from covey.wire.job import AskSave, SaveIs
 from plugins.askers import Asker
 from plugins.scheduler.machine.log.job_table import JobTable
 from plugins.scheduler.machine.log.jobs import Job
 from plugins.scheduler.messages.commands import CancelAsked, Command, PriorityAsked, RequeueAsked, Submitted
 from plugins.scheduler.messages.spec import JobOwner, JobSpec
+from plugins.scheduler.messages.wire import SaveAnswer
 from plugins.scheduler.service.people.lists import SORTS, wanted, wish_of
 from plugins.scheduler.service.people.queue_changes import QueueChanges
+from plugins.scheduler.service.people.saves import AskedSaves
 from tests.plugins.scheduler.little import Little
 
 NAMES = (("ann", ANN.uid, "BERT_large"), ("ann", ANN.uid, "gpt"), ("bob", BOB.uid, "bert-small"), ("", 0, "root-job"))
@@ -107,6 +110,7 @@ async def test_what_is_asked_of_a_job_is_checked_before_anything_is_proposed(lit
     wrong = (
         ("priority", {"id": "j1"}, "invalid up: 'None'"),
         ("requeue", {"id": "j2", "hold": "yes"}, "invalid hold: 'yes'"),
+        ("requeue", {"id": "j2", "test": 1}, "invalid test: '1'"),
         ("update", {"id": "j1"}, "nothing to change about j1"),
         ("update", {"id": "j1", "time_limit_s": -1}, "invalid time_limit_s: '-1'"),
         ("update", {"id": "j1", "time_limit_s": "4h"}, "invalid time_limit_s: '4h'"),
@@ -144,3 +148,65 @@ async def test_tasks_of_an_array_are_named_by_ranges(little: Little) -> None:
         with pytest.raises(Refused) as caught:
             await queue.commands()["cancel"](asked_by(ROOT, {"id": "j5", "tasks": text}))
         assert why in caught.value.why
+
+
+class FakeRanks:
+    """A host whose processes answer at once how far a save is."""
+
+    def __init__(self, *peers: "FakePeer") -> None:
+        self.id, self.here, self.env = HostId("h0"), peers, self
+        self.answers: object = SaveAnswer("pending")
+
+    def entropy(self, size: int) -> bytes:
+        return bytes(range(7, 7 + size))
+
+    def peers(self, job: JobId) -> "Sequence[FakePeer]":
+        return self.here
+
+    async def ask(self, plugin: str, host: HostId, question: object, wait_s: float) -> object:
+        if isinstance(self.answers, Exception):
+            raise self.answers
+        return self.answers
+
+
+class FakePeer:
+    gone, epoch = False, 1
+
+    def __init__(self, rank: int, said: SaveIs, saves: bool = True) -> None:
+        self.rank, self.saves, self.save, self._said = rank, saves, SaveIs(0, "refused"), said
+
+    def send(self, frame: AskSave) -> None:
+        self.save = msgspec.structs.replace(self._said, number=frame.number)
+
+
+async def test_the_process_with_rank_0_saves_wherever_it_runs(little: Little) -> None:
+    job = little.queue.jobs[JobId("j2")]
+    job.state = "running"
+    (place,) = job.start.places
+
+    async def seek(given: Mapping[str, Any]) -> Job:
+        return little.queue.jobs[JobId(str(given["id"]))]
+
+    async def refusal(host: FakeRanks, **given: Any) -> Refused:
+        with pytest.raises(Refused) as caught:
+            await AskedSaves("scheduler", host, seek).commands()["checkpoint"]({"id": "j2"} | given)  # type: ignore[arg-type]
+        return caught.value
+
+    saved = FakePeer(0, SaveIs(0, "saved", 40, "/ckpt/m.json"))
+    here = FakeRanks(FakePeer(1, SaveIs(0, "refused")), saved)
+    here.id = place.host
+    view = await AskedSaves("scheduler", here, seek).commands()["checkpoint"]({"id": "j2", "number": 9})  # type: ignore[arg-type]
+    assert (view.number, view.state, view.step, view.path, saved.save.number) == (9, "saved", 40, "/ckpt/m.json", 9)
+    here.here = (FakePeer(0, SaveIs(0, "refused", why="w", next="n")),)
+    assert ((await refusal(here)).why, (await refusal(here)).next) == ("w", "n")
+    here.here = (FakePeer(0, SaveIs(0, "saved"), saves=False),)
+    assert "uses a covey-job that cannot be asked" in (await refusal(here)).why
+    here.here = ()
+    assert "has not called covey.join()" in (await refusal(here)).why
+    far = FakeRanks()
+    assert (await AskedSaves("scheduler", far, seek).commands()["checkpoint"]({"id": "j2"})).state == "pending"  # type: ignore[arg-type]
+    far.answers = TimeoutError()
+    assert (await refusal(far)).code == 75
+    for number in (-1, True, "7", 1 << 31):
+        assert (await refusal(far, number=number)).code == 2
+    assert "only a job that runs can save" in (await refusal(far, id="j1")).why

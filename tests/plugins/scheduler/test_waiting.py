@@ -106,7 +106,10 @@ def test_a_job_that_is_requeued_runs_again_or_is_held() -> None:
     assert place_all(little) == [first]
     little.say(asked)
     assert little.state(first) == "running", "said twice it stops one start"
-    little.say(RequeueAsked(wall_s=1.0, job=first, epoch=2, hold=True, by="ann"))
+    tried = RequeueAsked(wall_s=1.0, job=first, epoch=2, hold=True, by="ann", test=True)
+    little.say(tried)
+    assert known(little, first).reason == "its stop is tried by ann (preempt --test), which counts as no preemption"
+    assert known(little, first).ending.cause == "requeued" and isinstance(little.say(tried), NotApplied)
     little.end(known(little, first), 143)
     assert not place_all(little) and known(little, first).holds.held == "by ann"
     assert known(little, first).tally.failures == known(little, first).tally.preemptions == 0

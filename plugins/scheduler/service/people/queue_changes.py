@@ -53,12 +53,13 @@ class QueueChanges:
         return await self._changed(given, job, "release", ReleaseAsked(wall_s=0.0, job=job.id, by=asked.by(given)))
 
     async def _requeue(self, given: Mapping[str, Any]) -> Any:
-        job, hold = await self._seek(given), given.get("hold", False)
-        if not isinstance(hold, bool):
-            raise Refused(
-                2, f"invalid hold: {str(hold)[:40]!r}", "expected true or false", "agentctl requeue ID --hold"
-            )
-        command = RequeueAsked(wall_s=0.0, job=job.id, epoch=job.grant.epoch, hold=hold, by=asked.by(given))
+        job = await self._seek(given)
+        said = {name: given.get(name, False) for name in ("hold", "test")}
+        for name, value in said.items():
+            if not isinstance(value, bool):
+                next = "agentctl requeue ID --hold"
+                raise Refused(2, f"invalid {name}: {str(value)[:40]!r}", "expected true or false", next)
+        command = RequeueAsked(wall_s=0.0, job=job.id, epoch=job.grant.epoch, by=asked.by(given), **said)
         return await self._changed(given, job, "requeue", command)
 
     async def _priority(self, given: Mapping[str, Any]) -> Any:

@@ -59,6 +59,11 @@ def requeue_asked(queue: JobTable, job: Job, command: RequeueAsked) -> Result:
     if command.epoch != job.grant.epoch:
         return Applied(job.id)  # it was started anew since
     by = f"requeued by {command.by or 'a person'}"
+    if command.test and job.state != "running":
+        why = f"it is {job.state}, and only a job that runs can be tried"
+        return answers.not_changed(job, why, f"agentctl why {job.id}")
+    if command.test:
+        by = f"its stop is tried by {command.by or 'a person'} (preempt --test), which counts as no preemption"
     if job.state == "stopping" and job.ending.cause == "time limit" and not job.ending.codes:
         job.ending.after = "queued"
         queue.say(job, "stopping", f"{by}; {job.reason}")

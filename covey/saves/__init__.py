@@ -1,0 +1,1 @@
+"""Saving models that are updated where gradients are added, without stopping ranks."""
