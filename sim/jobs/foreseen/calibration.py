@@ -51,7 +51,7 @@ class AskedLive(Live):
         rules: OrderRules,
         settings: SchedulerSettings,
         names: Sequence[str] | None = None,
-        asked: int = ASKED,
+        asked: int = 0,
     ) -> None:
         """`names`: of each job, in the order of `jobs`; `asked`: at how many moments it is asked."""
         super().__init__(jobs, hosts, gpus_each, rules, settings)
@@ -121,7 +121,7 @@ def calibrated(
         settings = settings_of(rules, {}, None, None)
     except ValueError as error:
         raise Wrong("--eta with this policy", str(error), "--policy covey") from None
-    live = AskedLive(jobs, *hosts, rules, settings, names)
+    live = AskedLive(jobs, *hosts, rules, settings, names, ASKED)
     live.run(progress)
     found = measured(live.said)
     title = f"starts foreseen on {name}, {hosts[0]} hosts of {hosts[1]} GPUs"

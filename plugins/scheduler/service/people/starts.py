@@ -39,8 +39,9 @@ SLICE = 4
 RECORDS = 2000
 """The newest ended jobs that are looked at."""
 RECORDS_SLICE = 50
-JOBS_MAX = 1000
-"""The most jobs that wait or run for which the leader is run ahead: to copy more takes tens of milliseconds."""
+JOBS_MAX = 300
+"""The most jobs that wait or run for which the leader is run ahead: to begin a course with so many is one slice, and
+takes 5 ms."""
 
 
 class Starts:
