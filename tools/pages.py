@@ -92,6 +92,7 @@ ROUTES = {
     "GET /v1/voters": "which hosts vote, how far each has the log, which change is under way",
     "GET /v1/jobs": "jobs that wait or run; `?all=1`: ended ones too; `mine=1`, `user`, `state`, `name` (patterns), "
     "`tenant`: which (several with commas between them); `sort` (`-time`: descending), `limit`",
+    "GET /v1/starts": "when jobs that wait will start, p50 and p90, and from what that is known; `?job=`: one of them",
     "GET /v1/jobs/{id}": "one job",
     "GET /v1/jobs/{id}/curve": "the job's step time and metrics over its steps, at most 512 points",
     "GET /v1/jobs/{id}/logs": "what a rank wrote, from an offset on",
@@ -102,6 +103,7 @@ ROUTES = {
     "GET /metrics": "metrics for Prometheus (see [metrics](metrics.md))",
     "GET /states.json": "the colour of each state, for the page",
     "POST /v1/jobs": "submit a job",
+    "POST /v1/starts": "when a job would start that is submitted now, which it is not: the same body",
     "POST /v1/jobs/{id}/cancel": "end a job, or tasks of an array (`tasks`: `3-7,9`)",
     "POST /v1/jobs/{id}/hold": "keep a job that waits from starting",
     "POST /v1/jobs/{id}/priority": "let a waiting job come before the others of its tenant (`up`), or behind them",

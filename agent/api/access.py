@@ -89,6 +89,7 @@ RULES: Mapping[str, Rule] = {
     "agent.stacks": OWN_JOB,
     "scheduler.jobs": LOOK,
     "scheduler.job": LOOK,
+    "scheduler.starts": LOOK,
     "scheduler.quotas": LOOK,
     "scheduler.tenants": LOOK,
     "scheduler.rack": LOOK,
@@ -101,6 +102,7 @@ RULES: Mapping[str, Rule] = {
     "scheduler.logs": Rule("own", "job"),
     "scheduler.curve": Rule("own", "job"),
     "scheduler.submit": Rule("use", changes=True),
+    "scheduler.start_of": Rule("use", changes=True),  # it submits nothing, and is for whoever may submit
     "scheduler.cancel": Rule("own", "job", changes=True, ends=True),
     "scheduler.hold": OWN_JOB,
     "scheduler.release": OWN_JOB,

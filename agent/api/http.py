@@ -314,6 +314,7 @@ class HttpApi:
         for path, command in LISTS.items():
             get(f"/v1/{path}", self._ask(command, _wait))
         get("/v1/jobs", self._ask("scheduler.jobs", _list_wish))
+        get("/v1/starts", self._ask("scheduler.starts", _query))
         get("/v1/jobs/{id}", self._ask("scheduler.job", _path_and_wait))
         get("/v1/jobs/{id}/tuner", self._ask("tuner.show", _path_id))
         get("/v1/jobs/{id}/curve", self._ask("scheduler.curve", _path_and_wait))
@@ -333,6 +334,7 @@ class HttpApi:
 
     def _add_changes(self, post: Add) -> None:
         post("/v1/jobs", self._ask("scheduler.submit", _body))
+        post("/v1/starts", self._ask("scheduler.start_of", _body))
         post("/v1/jobs/{id}/cancel", self._ask("scheduler.cancel", _path_and_any_body))
         for verb in ("hold", "release", "requeue", "priority", "update", "checkpoint"):
             post(f"/v1/jobs/{{id}}/{verb}", self._ask(f"scheduler.{verb}", _path_and_any_body))

@@ -12,6 +12,7 @@ from cli.books.ending import ended, last_lines
 from cli.client import AgentctlError
 from cli.context import Context, not_found
 from cli.job_ids import ids_of
+from cli.jobs.starting import starts_of
 from cli.table import clock, plural, table
 
 TITLES = ("TIME", "HOST", "OF", "EVENT", "WHY")
@@ -57,6 +58,8 @@ def say_now(context: Context) -> None:
         context.say(f"{'' if view['over'] else 'now '}{ended(view, context.paint)}")
         for line in last_lines(context.agent, view):
             context.say(line)
+    if view["state"] == "queued" and (starts := starts_of(context, view["id"])):
+        context.say(starts[view["id"]])
 
 
 def where(line: Mapping[str, Any]) -> str:

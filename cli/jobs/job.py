@@ -13,6 +13,7 @@ from cli.books.ending import last_lines
 from cli.client import NOT_WHOLE, AgentctlError
 from cli.context import Context, not_found
 from cli.jobs.jobs import class_of, how_long, timed, workers_of
+from cli.jobs.starting import starts_of
 from cli.jobs.tensors import silent, ways
 from cli.table import BOLD, clock, pairs, plural, printable, table
 from covey.core.units import format_seconds, format_size
@@ -53,6 +54,7 @@ def run(context: Context) -> int:
     sums = tables_of(context, job)
     job["waits"] = silent(sums, {rank["rank"]: rank["host"] for rank in job["ranks"]})
     job["sums"] = ways(sums)
+    job["starts"] = starts_of(context, job["id"]).get(job["id"], "") if job["state"] == "queued" else ""
     context.say(pairs(facts(job), context.paint))
     if job["ranks"]:
         context.say()
@@ -151,6 +153,7 @@ def facts(job: dict[str, Any]) -> list[tuple[str, object]]:
         ("state", job["state"]),
         ("ended as", job.get("ended_as") if job["state"] == "failed" else ""),
         ("why", job["reason"]),
+        ("start", job.get("starts", "").removeprefix("start ").removeprefix("start: ")),
         ("GPUs", "; ".join(f"{host}: {words}" for host, words in (seen.get("devices") or {}).items())),
         ("workers", f"{workers_of(job)}, {gpus}{configuration(job)}"),
         ("range", (job.get("elastic") or {}).get("over_rack")),

@@ -16,6 +16,7 @@ from typing import Any
 
 from cli.client import USAGE, AgentctlError
 from cli.context import Context
+from cli.jobs.starting import starts_of
 from cli.table import plural, printable, table
 from covey.core.units import format_seconds, format_size
 
@@ -82,6 +83,11 @@ def run(context: Context) -> int:
         for job in answer.data:
             context.say(job["id"])
         return 0
+    if "WHY" in columns and any(job["state"] == "queued" for job in answer.data):
+        starts = starts_of(context)
+        for job in answer.data:
+            if job["id"] in starts:
+                job["reason"] = "; ".join([starts[job["id"]], *([job["reason"]] if job["reason"] else [])])
     rows = [[shown for title, shown in zip(TITLES, row(job), strict=True) if title in columns] for job in answer.data]
     if args.output == "csv":
         writer = csv.writer(sys.stdout, lineterminator="\n")

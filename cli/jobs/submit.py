@@ -84,6 +84,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--cwd", metavar="DIR", help="working directory of the job (default: this directory)")
     parser.add_argument("--notify", metavar="CMD|URL", help=NOTIFY_HELP)
+    parser.add_argument("--dry-run", action="store_true", help="say when it would start, and do not submit it")
     parser.add_argument("--wait", action="store_true", help="wait until the job has ended, and return its exit code")
     parser.add_argument(
         "--follow", action="store_true", help="show the job's output until it has ended, and return its exit code"
@@ -128,11 +129,28 @@ def run(context: Context) -> int:
     return submit(context, args, command)
 
 
-def submitted(context: Context, args: argparse.Namespace, command: Sequence[str]) -> dict[str, Any]:
-    """The new job that these options and this command say."""
+def would_start(context: Context, args: argparse.Namespace, command: Sequence[str]) -> int:
+    """Say when the job would start that these options and this command say; the exit code."""
+    from cli.jobs.starting import words
+
+    answer = context.agent.post("starts", body=checked(args, command))
+    if context.json:
+        return context.say_json(answer.whole)
+    context.say(f"not submitted; {words(answer.data)}")
+    return 0
+
+
+def checked(args: argparse.Namespace, command: Sequence[str]) -> dict[str, Any]:
+    """The job that these options and this command say. AgentctlError names what cannot be."""
     spec = spec_of(args, command, os.environ, here(os.environ, args.cwd))
     refuse_what_is_too_large(spec)
     spec["env"].setdefault("COVEY_UMASK", f"{umask():03o}")
+    return spec
+
+
+def submitted(context: Context, args: argparse.Namespace, command: Sequence[str]) -> dict[str, Any]:
+    """The new job that these options and this command say."""
+    spec = checked(args, command)
     notice = notice_of(args.notify, spec) if args.notify is not None else None
     job = send(context.agent, spec)
     if notice is not None:
@@ -143,6 +161,8 @@ def submitted(context: Context, args: argparse.Namespace, command: Sequence[str]
 
 def submit(context: Context, args: argparse.Namespace, command: Sequence[str]) -> int:
     """Submit the job that these options and this command say, and say so; the exit code."""
+    if args.dry_run:
+        return would_start(context, args, command)
     job = submitted(context, args, command)
     if over_rack := (job.get("elastic") or {}).get("over_rack"):
         print(f"note: {over_rack}", file=sys.stderr)
@@ -266,6 +286,10 @@ def refuse_what_contradicts_itself(args: argparse.Namespace) -> None:
     if args.nodes is not None and (args.workers is not None or args.pack is not None):
         what = f"--nodes and {'--workers' if args.workers is not None else '--pack'} cannot be used together"
         raise AgentctlError(USAGE, what, "--nodes N means N workers, each on a different host", "leave one of them out")
+    if args.dry_run and (args.follow or args.wait):
+        flag = "--follow" if args.follow else "--wait"
+        what, why = f"--dry-run and {flag} cannot be used together", "with --dry-run no job is submitted"
+        raise AgentctlError(USAGE, what, why, "leave one of them out")
     if args.follow and getattr(args, "array", None):
         what, why = "--follow and --array cannot be used together", "each task of an array has output of its own"
         raise AgentctlError(USAGE, what, why, "agentctl submit --wait ..., or agentctl logs JOB[INDEX]")

@@ -25,6 +25,9 @@ hosts      --gpus 64x8 also places every gang on hosts: packed when its model is
            hosts than needed takes 1.5 times as long) and packlimit=0.3 (the skew above which a gang is packed). Where
            no gang is slowed, hosts change no time.
 
+starts     --eta asks at random moments when each job that waits will start, as agents say it (`agentctl why JOB`), and
+           says how many started by then. The history is that of the trace until that moment
+
 tenants    --tenants FILE runs quotas, classes, demotion, upgrade and reservations by the scheduler of agents itself
            (covey, or dlas with inside=sticky) and says what each tenant got. The file is shown at the end
 """
@@ -46,6 +49,7 @@ from sim.jobs import tenants
 from sim.jobs.engine import Outcome, SimJob
 from sim.jobs.engine_baselines import engine_for
 from sim.jobs.engine_places import Placing, Tally
+from sim.jobs.foreseen.calibration import calibrated
 from sim.jobs.sharing_cluster import Cluster, Sharing
 from sim.jobs.tenants import Tenancy, read_tenants
 from sim.jobs.tenants_report import run_shared, with_tenants
@@ -86,6 +90,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--policy", default="covey", metavar="P", help="default: covey")
     parser.epilog = tenants.__doc__
     parser.add_argument("--tenants", type=Path, metavar="FILE", help="quotas and classes of the trace's tenants, TOML")
+    parser.add_argument("--eta", action="store_true", help="ask when jobs will start, and compare it with when they do")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting; may be repeated")
 
 
@@ -96,7 +101,24 @@ def run(options: argparse.Namespace, progress: Progress) -> Report:
     if unusable and hosts is None:
         raise Wrong(f"--set {unusable[0]}", "it describes gangs on hosts", "give hosts x GPUs, such as --gpus 64x8")
     tenancy = None if options.tenants is None else _tenancy(options.tenants, plan, options.set)
-    return simulate(read_trace(options.trace), capacity, plan, progress, hosts, tenancy)
+    trace = read_trace(options.trace)
+    if options.eta:
+        return _foreseen(trace, capacity, hosts or 1, plan, tenancy, progress)
+    return simulate(trace, capacity, plan, progress, hosts, tenancy)
+
+
+def _foreseen(
+    trace: Trace, capacity: int, hosts: int, plan: Plan, tenancy: Tenancy | None, progress: Progress
+) -> Report:
+    """What agents would say of starts, and what becomes of it (`sim/jobs/foreseen/calibration.py`)."""
+    if tenancy is not None or plan.sharing is not None:
+        raise Wrong("--eta with --tenants or sharing=on", "it is for one tenant, one job a GPU", "leave it out")
+    fits = [at for at, job in enumerate(trace.jobs) if job.gpus <= capacity]
+    if not fits:
+        raise Wrong(f"{trace.name}: no job fits", f"all ask for more than {capacity} GPUs", "give more --gpus")
+    names = [trace.extra["model"][at] for at in fits] if "model" in trace.extra else None
+    jobs = [trace.jobs[at] for at in fits]
+    return calibrated(trace.name, jobs, names, (hosts, capacity // hosts), plan.rules, progress)
 
 
 def _tenancy(path: Path, plan: Plan, given: Sequence[str]) -> Tenancy:

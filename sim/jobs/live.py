@@ -329,9 +329,10 @@ class Live:
     def _is_full(self) -> bool:
         return len(self.queue.jobs) - len(self.queue.ended) >= LIVE_MAX
 
-    def _submit(self, at: int) -> None:
+    def _spec(self, at: int) -> JobSpec:
+        """What a job asks for when it is submitted."""
         job, asks = self.jobs[at], self.asks[at]
-        spec = JobSpec(
+        return JobSpec(
             name=f"job-{at}",
             tenant=asks.tenant,
             job_class=asks.job_class,
@@ -339,6 +340,9 @@ class Live:
             argv=("train",),
             skew=job.skew or 0.0,
         )
+
+    def _submit(self, at: int) -> None:
+        spec = self._spec(at)
         may_demote = self.leader.settings.demote_after_s is not None
         said = self._say(Submitted(wall_s=self.now, key=f"job-{at:08}", spec=spec, may_demote=may_demote))
         if isinstance(said, NotApplied) or said.job is None:

@@ -61,6 +61,32 @@ def test_people_read_what_they_look_for(run: Run, words: str, expected: list[str
     assert [text for text in expected if text not in out] == []
 
 
+def test_each_surface_says_when_a_waiting_job_starts_and_from_what(run: Run, agent: FakeAgent) -> None:
+    waiting = {**agent.replies["GET /v1/jobs"][0], "state": "queued", "places": [], "ranks": [], "reason": "2nd"}
+    agent.replies |= {"GET /v1/jobs": [waiting], "GET /v1/jobs/j1": waiting}
+    start = {"id": "j1", "p50_s": 720.0, "p90_s": 3900.0, "basis": "from 34 jobs of ann named bert*"}
+    for known, age_s, said in (
+        (start, 0.0, "starts within 12 min (p50), 1 h 5 min (p90), from 34 jobs of ann named bert*"),
+        (start, 1000.0, "starts within 1.0 s (p50), 48 min 20 s (p90), from 34 jobs of ann named bert*"),
+        ({**start, "p90_s": None}, 0.0, "starts within 12 min (p50), p90 not known, from 34 jobs of ann named bert*"),
+        ({**start, "p50_s": 0.0, "p90_s": 0.0, "basis": "there is room"}, 0.0, "starts at once: there is room"),
+        ({**start, "p50_s": None, "p90_s": None, "basis": "not known: 2 have ended"}, 0.0, "not known: 2 have ended"),
+    ):
+        data = {"starts": [known], "whole": True, "age_s": age_s}
+        agent.replies |= {"GET /v1/starts": data, "POST /v1/starts": {**known, "id": ""}}
+        for words in ("jobs", "job j1", "why j1"):
+            assert said in run(*words.split())[1], words
+        if not age_s:
+            code, out, err = run("submit", "--dry-run", "--", "train")
+            assert (code, err) == (0, "") and "not submitted; " in out and said in out
+    agent.replies["GET /v1/starts"] = {"starts": [], "whole": False, "age_s": 0.0}
+    assert "being worked out" in run("job", "j1")[1] and "being worked out" in run("why", "j1")[1]
+    agent.replies["GET /v1/starts"] = (REFUSED, 403)
+    assert run("job", "j1")[0] == run("jobs")[0] == 0, "an agent that cannot say hides nothing else"
+    assert not [asked for asked, _ in agent.asked if asked == "POST /v1/jobs"]
+    assert "with --dry-run no job is submitted" in run("submit", "--dry-run", "--wait", "--", "train")[2]
+
+
 @pytest.mark.parametrize(
     "words",
     [

@@ -37,6 +37,8 @@ class SimulatedAgent(Agent):
         self.address, self._rack, self._host = self.addresses[0], rack, host
 
     def get(self, *path: str, **query: object) -> Answer:
+        if path == ("starts",):
+            return self._answered("scheduler.starts", {name: value for name, value in query.items() if value})
         command = READS.get("/".join(path)) or OF[path[0]]
         given: dict[str, Any] = {"id": path[1]} if command in OF.values() else {}
         if path[2:] == ("logs",):

@@ -12,6 +12,7 @@ from plugins.scheduler.policy.rules import COVEY, OrderRules
 from sim.jobs import jobs as simulator
 from sim.jobs.engine import SimJob
 from sim.jobs.engine_baselines import Backfill, Slices, engine_for
+from sim.jobs.foreseen import calibration
 from sim.jobs.sharing_cluster import Cluster, Sharing
 from sim.jobs.trace import read_services, read_trace
 from sim.main import main
@@ -45,6 +46,25 @@ def test_every_policy_ends_every_job_and_reports_it(policy: str, capsys: pytest.
     assert found["jct_s_p50"] <= found["jct_s_p95"] <= found["jct_s_max"] <= found["makespan_s"]
     assert 0 < found["gpu_utilization"] <= found["gpu_held"] + 1e-9
     assert found["gpu_held"] <= 1 + 1e-9
+
+
+def test_starts_are_foreseen_from_what_ended_before_alone(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calibration, "ASKED", 4)
+    known = calibration.AskedLive._ask
+
+    def ask(live: calibration.AskedLive) -> None:
+        over = [at for at, end_s in enumerate(live.out.end_s) if end_s]
+        assert live.past.lengths.count == len(over) and all(live.out.end_s[at] <= live.now for at in over)
+        known(live)
+
+    monkeypatch.setattr(calibration.AskedLive, "_ask", ask)
+    found = ran(capsys, "--trace", str(SMALL), "--gpus", "2x8", "--eta")
+    assert found["asked"] >= found["told_p50"] >= found["told_p90"] > 0 and found["p50_s_median"] > 0
+    assert found["by_p50"] <= found["by_p90"] <= 1
+    assert "--policy covey" in refused(capsys, "--trace", str(SMALL), "--gpus", "16", "--eta", "--policy", "fifo")
+    assert "leave it out" in refused(capsys, "--trace", str(SMALL), "--gpus", "16", "--eta", "--set", "sharing=on")
 
 
 def test_the_published_policy_is_said_with_its_parameters(capsys: pytest.CaptureFixture[str]) -> None:

@@ -183,6 +183,15 @@ class JobHistory:
         taken = asked_for.fitting(found[:RECORDS_MAX], ANSWER_BYTES_MAX)
         return RecordsAnswer(tuple(taken), len(taken) < len(found))
 
+    async def newest(self, limit: int) -> list[JobRecord]:
+        """The newest ended jobs of which this host has records; none while its disk fails."""
+        await self._write()
+        try:
+            return await self._records.find(RecordsAsked(limit=limit))
+        except OSError as error:
+            self.trouble = str(error)
+            return []
+
     def notes(self) -> list[str]:
         """What is wrong with the records of this host, for `agentctl status`."""
         failing = [f"records of ended jobs cannot be written: {self.trouble}"] if self.trouble else []

@@ -90,6 +90,7 @@ from plugins.scheduler.service.moves import RunningMoves
 from plugins.scheduler.service.people.lists import wanted, wish_of
 from plugins.scheduler.service.people.queue_changes import QueueChanges
 from plugins.scheduler.service.people.saves import AskedSaves
+from plugins.scheduler.service.people.starts import Starts
 from plugins.scheduler.service.ranks.curves import Curves
 from plugins.scheduler.service.ranks.early_ends import EarlyEnds
 from plugins.scheduler.service.ranks.envs import Envs
@@ -140,6 +141,7 @@ class SchedulerService(PluginService):
         self.changes = QueueChanges(self.queue_log, self._seek, self._job)
         self.saves = AskedSaves(self.name, host, self._seek)
         self.history = JobHistory(self.name, host, self.queue, self.queue_log)
+        self.starts = Starts(host, self.queue, self.queue_log, self.settings, self.history, self._asked_for)
         self.early = EarlyEnds(host, self.queue, self.queue_log)
         self.ranks.why_failed, self.ranks.told_by.codes_of = self.early.why_failed, self.early.codes
         self.curves = Curves(self.name, host)
@@ -361,6 +363,7 @@ class SchedulerService(PluginService):
             "job": self._job,
             **self.changes.commands(),
             **self.saves.commands(),
+            **self.starts.commands(),
             "give_up": self._give_up,
             "drain": self._drain,
             "resume": self._resume,
@@ -404,7 +407,8 @@ class SchedulerService(PluginService):
         found[metrics.LOG_MALFORMED_COMMANDS.of()] = self.queue_log.malformed
         return found
 
-    async def _submit(self, given: Mapping[str, Any]) -> JobView:
+    def _asked_for(self, given: Mapping[str, Any]) -> tuple[JobSpec, Submitted]:
+        """The job that a request asks for, and its submission. Refused names what it cannot have."""
         asker, said = asker_of(given), {name: value for name, value in given.items() if name != ASKER}
         fields = dict(said["spec"]) if isinstance(said.get("spec"), Mapping) else said
         key = said.get("key") or self.env.entropy(16).hex()
@@ -427,6 +431,10 @@ class SchedulerService(PluginService):
         except msgspec.ValidationError as error:
             raise Refused(2, "invalid key", "expected 8 to 64 letters, digits and '-'", "omit key") from error
         self._refuse_the_impossible(spec)
+        return spec, submitted
+
+    async def _submit(self, given: Mapping[str, Any]) -> JobView:
+        spec, submitted = self._asked_for(given)
         if self.host.runner.refusal:
             next_step = (
                 "free some space there, or submit at another host; the limit is [jobs] "

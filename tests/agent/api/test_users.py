@@ -34,6 +34,7 @@ KINDS: Mapping[str, tuple[str, ...]] = {
         *("GET /v1/hosts", "GET /v1/leader", "GET /v1/memory/accounts", "GET /v1/quotas", "GET /v1/tenants"),
         *("GET /v1/status", "GET /v1/gpus", "GET /v1/slabs", "GET /v1/volumes", "GET /v1/tensors"),
         *("GET /v1/shared_gpus", "GET /v1/interference", "GET /v1/groups", "GET /v1/voters", "GET /v1/jobs"),
+        "GET /v1/starts",
         *("GET /v1/jobs/{id}", "GET /v1/why/{id}", "GET /v1/keys", "GET /v1/links"),
         *("GET /v1/history", "GET /v1/report", "GET /v1/jobs/{id}/report"),  # which show own jobs alone
     ),
@@ -51,7 +52,7 @@ KINDS: Mapping[str, tuple[str, ...]] = {
         *("POST /v1/volumes/{id}/give-up", "DELETE /v1/volumes/{id}"),
     ),
     "log in": ("POST /v1/login",),
-    "use": ("POST /v1/jobs", "POST /v1/volumes"),
+    "use": ("POST /v1/jobs", "POST /v1/starts", "POST /v1/volumes"),
     "operate": (
         *("POST /v1/gpus/{id}/forget", "POST /v1/hosts/{id}/give-up", "POST /v1/hosts/{id}/drain"),
         *("POST /v1/hosts/{id}/cordon", "POST /v1/hosts/{id}/uncordon", "POST /v1/hosts/{id}/forget"),

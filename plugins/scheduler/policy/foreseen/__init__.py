@@ -1,0 +1,1 @@
+"""What is expected of jobs, from those that ended: how long they hold their GPUs, and which come next."""

@@ -1,0 +1,26 @@
+"""What people and programs see of starts to come: `agentctl submit --dry-run`, `jobs`, `job` and `why`."""
+
+import msgspec
+
+
+class StartView(msgspec.Struct, frozen=True):
+    """When a job that waits will start, as the leader run ahead says."""
+
+    id: str
+    """The job; empty: one that was not submitted (`agentctl submit --dry-run`)."""
+    p50_s: float | None
+    """Seconds until its start with a chance of one half; None: not known."""
+    p90_s: float | None
+    """... with nine chances in ten."""
+    basis: str
+    """What that is drawn from, in words; or why it is not known."""
+
+
+class StartsView(msgspec.Struct, frozen=True):
+    """Answer of `starts`."""
+
+    starts: list[StartView]
+    whole: bool
+    """Whether it names every job that waits and was asked about; if not, more is being worked out."""
+    age_s: float = 0.0
+    """Seconds since the moment from which its times count."""

@@ -1,0 +1,1 @@
+"""What agents say of starts, beside what becomes of it."""
