@@ -22,7 +22,7 @@ from tests.compatibility.samples import sample
 ANNS, BOBS, AGENTS = OwnerUser("ann", ANN.uid), OwnerUser("bob", BOB.uid), OwnerUser()
 READER = msgspec.structs.replace(VISITOR, reads_all=True)
 """Whoever connects to a host with `read_open`."""
-LOOKS = """agent.keys agent.local_keys
+LOOKS = """scheduler.starts agent.keys agent.local_keys
     agent.hosts agent.gpus agent.local_gpus agent.leader agent.local_voter agent.voters agent.health agent.why
     agent.local_clock agent.links
     agent.story agent.rack_slabs agent.rack_volumes agent.rack_tensors agent.rack_shared_gpus agent.rack_interference
@@ -33,9 +33,9 @@ LOOKS = """agent.keys agent.local_keys
 OWN_READS = ["scheduler.logs", "scheduler.curve", "tuner.show"]
 OWN_CHANGES = """scheduler.cancel scheduler.move scheduler.scale scheduler.arrange scheduler.tune memory.remove
     scheduler.hold scheduler.release scheduler.requeue scheduler.priority scheduler.update
-    memory.give_up agent.open_session agent.turn_session agent.stacks""".split()  # noqa: SIM905
+    memory.give_up agent.open_session agent.turn_session agent.stacks scheduler.checkpoint""".split()  # noqa: SIM905
 LOGS_IN = ["agent.login"]
-USES = ["scheduler.submit", "memory.create"]
+USES = ["scheduler.submit", "scheduler.start_of", "memory.create"]
 OPERATES = """agent.turn_keys agent.make_token
     agent.forget_gpu agent.change_voters scheduler.give_up scheduler.drain scheduler.resume
     scheduler.cordon scheduler.uncordon scheduler.forget scheduler.knows agent.forget_host
@@ -95,6 +95,7 @@ def test_an_owner_out_of_all_tenants_reads_and_ends_the_own_and_takes_no_more() 
     eves = OwnerUser("eve", EVE.uid)
     takes = {
         "agent.open_session",
+        "scheduler.checkpoint",
         "agent.turn_session",
         "agent.stacks",
         "scheduler.move",
