@@ -125,7 +125,7 @@ def test_a_step_that_is_copied_slowly_is_not_overwritten(tmp_path: Path, monkeyp
     with gang(tmp_path, 1, 1) as job:
         job.serve()
         job.share()
-        job.play(training(place, 2, 8, 7, tensors))
+        job.play(training(place, 2, 12, 7, tensors))
     assert is_reference(place, 2, tensors) == 7
 
 
