@@ -26,8 +26,8 @@ LOOKS = """agent.keys agent.local_keys
     agent.hosts agent.gpus agent.local_gpus agent.leader agent.local_voter agent.voters agent.health agent.why
     agent.local_clock agent.links
     agent.story agent.rack_slabs agent.rack_volumes agent.rack_tensors agent.rack_shared_gpus agent.rack_interference
-    agent.rack_groups scheduler.jobs scheduler.job scheduler.quotas scheduler.tenants scheduler.rack scheduler.gpu_uses
-    scheduler.history scheduler.report scheduler.report_job agent.history agent.report
+    agent.rack_groups scheduler.jobs scheduler.starts scheduler.job scheduler.quotas scheduler.tenants scheduler.rack
+    scheduler.gpu_uses scheduler.history scheduler.report scheduler.report_job agent.history agent.report
     memory.volumes memory.slabs memory.accounts aggregator.tensors sharing.gpus sharing.interference
     interleave.groups""".split()  # noqa: SIM905
 OWN_READS = ["scheduler.logs", "scheduler.curve", "tuner.show"]
@@ -35,7 +35,7 @@ OWN_CHANGES = """scheduler.cancel scheduler.move scheduler.scale scheduler.arran
     scheduler.hold scheduler.release scheduler.requeue scheduler.priority scheduler.update
     memory.give_up agent.open_session agent.turn_session agent.stacks""".split()  # noqa: SIM905
 LOGS_IN = ["agent.login"]
-USES = ["scheduler.submit", "memory.create"]
+USES = ["scheduler.submit", "scheduler.start_of", "memory.create"]
 OPERATES = """agent.turn_keys agent.make_token
     agent.forget_gpu agent.change_voters scheduler.give_up scheduler.drain scheduler.resume
     scheduler.cordon scheduler.uncordon scheduler.forget scheduler.knows agent.forget_host
