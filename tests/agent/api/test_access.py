@@ -32,7 +32,7 @@ LOOKS = """agent.keys agent.local_keys
     interleave.groups""".split()  # noqa: SIM905
 OWN_READS = ["scheduler.logs", "scheduler.curve", "tuner.show"]
 OWN_CHANGES = """scheduler.cancel scheduler.move scheduler.scale scheduler.arrange scheduler.tune memory.remove
-    scheduler.hold scheduler.release scheduler.requeue scheduler.priority scheduler.update
+    scheduler.hold scheduler.release scheduler.requeue scheduler.priority scheduler.update scheduler.checkpoint
     memory.give_up agent.open_session agent.turn_session agent.stacks""".split()  # noqa: SIM905
 LOGS_IN = ["agent.login"]
 USES = ["scheduler.submit", "scheduler.start_of", "memory.create"]
@@ -102,7 +102,7 @@ def test_an_owner_out_of_all_tenants_reads_and_ends_the_own_and_takes_no_more() 
         "scheduler.arrange",
         "scheduler.tune",
     }
-    takes |= {f"scheduler.{verb}" for verb in ("hold", "release", "requeue", "priority", "update")}
+    takes |= {f"scheduler.{verb}" for verb in ("hold", "release", "requeue", "priority", "update", "checkpoint")}
     for command in (*OWN_READS, *OWN_CHANGES):
         assert may(EVE, command, eves) == (command not in takes), command
         assert not may(EVE, command, ANNS) and not may(EVE, command, None), command
