@@ -26,8 +26,8 @@ LOOKS = """scheduler.starts agent.keys agent.local_keys
     agent.hosts agent.gpus agent.local_gpus agent.leader agent.local_voter agent.voters agent.health agent.why
     agent.local_clock agent.links
     agent.story agent.rack_slabs agent.rack_volumes agent.rack_tensors agent.rack_shared_gpus agent.rack_interference
-    agent.rack_groups scheduler.jobs scheduler.job scheduler.quotas scheduler.tenants scheduler.rack scheduler.gpu_uses
-    scheduler.history scheduler.report scheduler.report_job agent.history agent.report
+    agent.rack_groups scheduler.jobs scheduler.starts scheduler.job scheduler.quotas scheduler.tenants scheduler.rack
+    scheduler.gpu_uses scheduler.history scheduler.report scheduler.report_job agent.history agent.report
     memory.volumes memory.slabs memory.accounts aggregator.tensors sharing.gpus sharing.interference
     interleave.groups""".split()  # noqa: SIM905
 OWN_READS = ["scheduler.logs", "scheduler.curve", "tuner.show"]
@@ -103,7 +103,7 @@ def test_an_owner_out_of_all_tenants_reads_and_ends_the_own_and_takes_no_more() 
         "scheduler.arrange",
         "scheduler.tune",
     }
-    takes |= {f"scheduler.{verb}" for verb in ("hold", "release", "requeue", "priority", "update")}
+    takes |= {f"scheduler.{verb}" for verb in ("hold", "release", "requeue", "priority", "update", "checkpoint")}
     for command in (*OWN_READS, *OWN_CHANGES):
         assert may(EVE, command, eves) == (command not in takes), command
         assert not may(EVE, command, ANNS) and not may(EVE, command, None), command
