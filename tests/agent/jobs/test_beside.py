@@ -91,10 +91,12 @@ def test_the_end_of_input_comes_once_all_before_it_was_taken() -> None:
 
 @given(st.binary(max_size=200))
 def test_what_is_no_turn_is_refused_and_nothing_else_happens(body: bytes) -> None:
+    found: list[object] = []
     with contextlib.suppress(FrameError):
-        unpack(body, turns)
+        found.append(unpack(body, turns))
     with contextlib.suppress(FrameError):
-        unpack(body, turned)
+        found.append(unpack(body, turned))
+    assert all(isinstance(each, SessionTurn | Turned) for each in found)
 
 
 @pytest.mark.parametrize(
