@@ -10,11 +10,15 @@ from covey.core.units import format_seconds
 BUSY = "start: being worked out; ask again in a few seconds"
 
 
+LIST_S = 0.1
+"""Seconds for which a list waits: what is not worked out by then is shown the next time."""
+
+
 def starts_of(context: Context, id: str | None = None) -> dict[str, str]:
-    """Job that waits -> when it will start, in words. `id`: of this job alone. An agent that cannot say, such as an
-    older one, says nothing."""
+    """Job that waits -> when it will start, in words. `id`: of this job alone, for which a few seconds are waited. An
+    agent that cannot say, such as an older one, says nothing."""
     try:
-        found = context.agent.get("starts", job=id).data
+        found = context.agent.get("starts", job=id, wait_s=LIST_S if id is None else None).data
     except AgentctlError:
         return {}
     said = {each["id"]: words(each, found["age_s"]) for each in found["starts"]}

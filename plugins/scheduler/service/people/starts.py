@@ -41,7 +41,7 @@ RECORDS = 2000
 RECORDS_SLICE = 50
 JOBS_MAX = 300
 """The most jobs that wait or run for which the leader is run ahead: to begin a course with so many is one slice, and
-takes 5 ms."""
+took 5 to 28 ms."""
 
 
 class Starts:
