@@ -33,10 +33,10 @@ from agent.ports.devices.choice import backend
 from agent.ports.disk import DirectoryDisk
 from agent.ports.job_records import RECORDS, ThreadedRecords
 from agent.ports.last_room import FULL, RESERVE_BYTES_MAX
-from agent.ports.memory.pages import MemfdPages
+from agent.ports.memory.pages import FILES, FILES_A_HOST, MemfdPages, allow_many
 from agent.ports.network.bytes import SocketBytes
 from agent.ports.network.datagrams import UdpDatagrams
-from agent.ports.network.links import ZmqLinks
+from agent.ports.network.links import MORE_FILES, ZmqLinks
 from agent.ports.probes import RealProbes
 from agent.ports.processes.forker import Forker, NotForked, begin
 from agent.ports.processes.processes import ProgramBase, RealProcesses
@@ -56,6 +56,8 @@ FORCED_EXIT_S = 5.0
 """The most seconds from SIGTERM to exit; what takes longer is cut off."""
 LOG_RESERVE_BYTES = RESERVE_BYTES_MAX
 """Bytes set aside on disk for the log and records: enough for hours, in which an operator can make room."""
+FILES_OF_UNIT = 65_536
+"""What the systemd unit allows: LimitNOFILE."""
 LEAVE_S = FORCED_EXIT_S - 1
 """The part of `FORCED_EXIT_S` for the orderly end, one after the other: the HTTP listeners (`agent.api.http`), the
 plugins (`agent.runtime.plugin_runtime`), the log (`agent.raft.service`: a successor, then a write under way), gossip.
@@ -122,6 +124,13 @@ class Daemon:
             self._refused = self._refused or error
         self._stop.set()
 
+    def _allow_files(self) -> None:
+        """Let this process open as many files as it may, and say if these are few for the largest rack."""
+        needs = FILES + FILES_A_HOST * self._config.gossip.hosts_max
+        may = allow_many(max(needs, FILES_OF_UNIT))
+        if may < needs:
+            self._log.warning("this agent may open few files", may=may, needs=needs, next=MORE_FILES)
+
     def _asked_to_stop(self, away_s: int) -> None:
         self._away_s = away_s
         self._stop.set()
@@ -134,6 +143,7 @@ class Daemon:
             loop.add_signal_handler(number, self._asked_to_stop, away_s)
         hung_up: list[int] = []  # SIGHUP while it starts: its file may have changed since it was read
         loop.add_signal_handler(signal.SIGHUP, hung_up.append, signal.SIGHUP)
+        self._allow_files()
         env = self._env()
         agent = HostAgent(env, self._config, self._ring)
         socket_path = f"{self._config.run_dir}/agent.sock"

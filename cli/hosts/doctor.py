@@ -58,7 +58,7 @@ def findings(context: Context, status: Answer) -> list[Finding]:
     if address.startswith("unix:"):
         found += of_host(look(root, installed()))
         names = [host["host"] for host in hosts if host["state"] == "alive"]
-        seen += examined.of_memlock(root, examined.pid_behind(address.removeprefix("unix:")))
+        seen += examined.of_process_limits(root, examined.pid_behind(address.removeprefix("unix:")), len(names))
         seen += examined.of_names(root, names, me)
         if me not in {each["host"] for each in gpus.unanswered}:
             seen += examined.of_driver(root, me, gpus.data)

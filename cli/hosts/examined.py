@@ -10,12 +10,15 @@ from pathlib import Path
 from statistics import median_low
 from typing import Any, Literal, NamedTuple
 
+from agent.ports.memory.pages import FILES, FILES_A_HOST
+
 State = Literal["good", "lacking", "wrong"]
 CLOCK_S = 2.0
 """Seconds by which a clock may be off before it is wrong (chosen): events of several hosts are read side by side by
 their times, and a boot number is the clock's second."""
 PID_S = 2.0
 """Seconds that an agent, which may be stopped, has to accept a connection before its process is not known (chosen)."""
+LIMITS = ("Max locked memory", "Max open files")
 LOCKED_BYTES_MIN = 64 << 20
 """The least memory that an agent should be able to lock: page-locked buffers, and what a network card writes to."""
 
@@ -88,18 +91,24 @@ def pid_behind(path: str) -> int | None:
         return None
 
 
-def of_memlock(root: Path, pid: int | None) -> Iterator[Finding]:
-    """How much memory the agent may lock."""
+def of_process_limits(root: Path, pid: int | None, hosts: int) -> Iterator[Finding]:
+    """How much memory the agent may lock, and how many files it may open. `hosts`: the number of the rack's."""
     try:
         text = (root / f"proc/{pid}/limits").read_text() if pid is not None else ""
     except OSError as error:
-        why = f"the agent's limits cannot be read: {error.strerror}"
-        yield Finding("memlock", "lacking", why, "run agentctl doctor as root")
+        text, why = "", f"the agent's limits cannot be read: {error.strerror}"
+    else:
+        why = "the agent's limits cannot be read"
+    said = {name: line for line in text.splitlines() for name in LIMITS if line.startswith(name)}
+    soft, files = (said[name].split()[3] if name in said else "" for name in LIMITS)
+    if not soft or not files:
+        yield Finding("limits of the agent", "lacking", why, "run agentctl doctor as root")
         return
-    soft = next((line.split()[3] for line in text.splitlines() if line.startswith("Max locked memory")), "")
-    if not soft:
-        yield Finding("memlock", "lacking", "the agent's limits cannot be read", "run agentctl doctor as root")
-    elif soft != "unlimited" and int(soft) < LOCKED_BYTES_MIN:
+    if files != "unlimited" and int(files) < (needs := FILES + FILES_A_HOST * hosts):
+        why = f"the agent may open {files} files, and needs some {needs} in a rack of {hosts}"
+        raise_it = "LimitNOFILE=65536 in its unit, or ulimit -n 65536 before agentd starts; then restart it"
+        yield Finding("files", "wrong", why, raise_it)
+    if soft != "unlimited" and int(soft) < LOCKED_BYTES_MIN:
         why = f"the agent may lock {int(soft) >> 10} KiB of memory: no RDMA, and slower copies from GPUs"
         raise_it = "LimitMEMLOCK=infinity in its unit, or ulimit -l unlimited before agentd starts; then restart it"
         yield Finding("memlock", "lacking", why, raise_it)

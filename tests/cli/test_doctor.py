@@ -142,7 +142,7 @@ def test_it_is_printed_the_worst_last_and_ends_with_1_if_anything_is_wrong(
     run: Run, agent: FakeAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(doctor, "look", lambda root, prefix: WELL)
-    monkeypatch.setattr(examined, "of_memlock", lambda root, pid: ())
+    monkeypatch.setattr(examined, "of_process_limits", lambda root, pid, hosts: ())
     agent.replies["GET /v1/status"] = STATUS
     agent.replies["GET /v1/hosts"] = [HOST]
     agent.replies["GET /v1/gpus"] = agent.replies["GET /v1/links"] = []

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cli.hosts.examined import Finding, of_driver, of_limits, of_links, of_memlock, of_names, pid_behind
+from cli.hosts.examined import Finding, of_driver, of_limits, of_links, of_names, of_process_limits, pid_behind
 
 
 def link(host: str, rtt_s: float | None = 0.002, offset_s: float | None = 0.0, whole: bool | None = True) -> Any:
@@ -50,16 +50,18 @@ def test_links_and_clocks(rows: list[Any], found: list[tuple[str, str]]) -> None
     assert good == (len(offsets) > 1 and max(offsets) - min(offsets) <= 2.0)
 
 
-def test_memory_that_can_be_locked(tmp_path: Path) -> None:
-    def limits(soft: str) -> list[tuple[str, str]]:
+def test_memory_that_can_be_locked_and_files_that_can_be_opened(tmp_path: Path) -> None:
+    def limits(soft: str, files: str = "65536") -> list[tuple[str, str]]:
         (tmp_path / "proc/7").mkdir(parents=True, exist_ok=True)
-        (tmp_path / "proc/7/limits").write_text(f"Limit  Soft  Hard\nMax locked memory  {soft}  {soft}  bytes\n")
-        return wrong(list(of_memlock(tmp_path, 7)))
+        text = f"Limit  Soft  Hard\nMax locked memory  {soft}  {soft}  bytes\nMax open files  {files} 9 files\n"
+        (tmp_path / "proc/7/limits").write_text(text)
+        return wrong(list(of_process_limits(tmp_path, 7, 100)))
 
-    assert limits("unlimited") == limits(str(1 << 30)) == []
+    assert limits("unlimited") == limits(str(1 << 30), "656") == limits("unlimited", "unlimited") == []
     assert limits("65536") == [("memlock", "lacking")]
+    assert limits("unlimited", "655") == [("files", "wrong")]
     for pid in (8, None):
-        (unread,) = of_memlock(tmp_path, pid)
+        (unread,) = of_process_limits(tmp_path, pid, 4)
         assert "cannot be read" in unread.why and unread.state == "lacking", "not known is not good"
 
 

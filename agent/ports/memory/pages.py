@@ -181,12 +181,20 @@ class MemfdRing:
             self._map.close()
 
 
-def _allow_many() -> None:
-    """Allow this process as many descriptors as an administrator does, not as many as programs have by default that
-    know `select(2)`: a lender has thousands of rings, two descriptors each."""
+FILES, FILES_A_HOST = 256, 4
+"""Descriptors that an agent needs for itself, and for each host that it talks with: the link to it takes two, the one
+from it one."""
+
+
+def allow_many(most: int | None = None) -> int:
+    """Allow this process as many descriptors as an administrator does, or `most`, which what it starts inherits; not as
+    few as programs have by default that know `select(2)`: a lender has thousands of rings, two descriptors each.
+    Returns how many that are."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    wanted = hard if most is None else max(soft, min(hard, most))
+    if soft != wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return wanted
 
 
 class MemfdPages:
@@ -203,14 +211,14 @@ class MemfdPages:
 
     def make_ring(self, size: int, sparse: bool = False) -> MemfdRing:
         if sparse:
-            _allow_many()
+            allow_many()
         return MemfdRing.make(size, sparse)
 
     def open_ring(self, name: str, size: int, sparse: bool = False) -> MemfdRing:
         if sparse:
-            _allow_many()
+            allow_many()
         return MemfdRing.open(name, size, sparse)
 
     def hold(self, name: str, size: int) -> MemfdHeld:
-        _allow_many()
+        allow_many()
         return MemfdHeld.open(name, size)
