@@ -36,6 +36,7 @@ NOUNS = {
     "slabs": (LOOK, "list the slabs of all volumes, and the host that lends memory for each"),
     "memory": (LOOK, "show latencies of remote memory, and what tenants and jobs use"),
     "tensors": (LOOK, "show which hosts sum the gradients of which jobs"),
+    "gossip": (LOOK, "show what hosts tell one another, who suspects whom, and what was dropped"),
     "leader": (LOOK, "show which host leads, and since when"),
     "status": (LOOK, "show the answering agent and its plugins"),
     "doctor": (LOOK, "find what is wrong with the rack or missing on this host, with the next step"),
@@ -68,11 +69,12 @@ NOUNS = {
 }
 """Noun -> (group, one line). The module `cli.FOLDER.NOUN` is imported when it is asked for."""
 FOLDERS = {
-    "hosts": ("bundle", "doctor", "gpus", "hosts", "keys", "leader", "login", "status", "version", "voters", "why"),
+    "hosts": ("bundle", "doctor", "gossip", "gpus", "hosts", "keys", "leader", "status", "version", "voters", "why"),
     "jobs": (
         *("cancel", "groups", "interference", "job", "jobs", "logs", "move"),
         *("quota", "scale", "submit", "tensors", "tune", "wait"),
     ),
+    "joining": ("login",),
     "memory": ("memory", "slabs"),
     "beside": ("exec", "run", "shell", "stacks"),
     "books": ("history", "report"),

@@ -12,6 +12,7 @@ It is caught, stops the service and is raised in the task that `env.spawn` watch
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -84,6 +85,17 @@ class PeersFile(msgspec.Struct, frozen=True):
 
 
 _peers_decoder = msgspec.msgpack.Decoder(PeersFile)
+
+
+class GossipHealth(NamedTuple):
+    """How well this host can hear others."""
+
+    score: int
+    """Lifeguard's score: 0 is healthy."""
+    alone: bool
+    """Whether no other host answers although seeds or known hosts should."""
+    stalled_s: float
+    """The longest stall of the event loop since the start, seconds."""
 
 
 class GossipService:
@@ -234,6 +246,10 @@ class GossipService:
         found["facts_ignored"] = self._gossip.spread.ignored
         found["facts_refused"] = self._gossip.refused
         return dict(sorted(found.items()))
+
+    @property
+    def health(self) -> GossipHealth:
+        return GossipHealth(self._gossip.membership.health, self._is_forsaken(), self._lag_s_max)
 
     def metrics(self) -> Measured:
         """The present state, and what was counted since the start."""

@@ -79,6 +79,8 @@ RULES: Mapping[str, Rule] = {
     "agent.why": Rule("look", "job"),
     "agent.forget_gpu": Rule("operate", changes=True, noted=("gpu/{id}",)),
     "agent.change_voters": Rule("operate", changes=True, noted=("host/{add}", "host/{remove}")),
+    "agent.gossip": LOOK,
+    "agent.local_gossip": LOOK,
     "agent.keys": LOOK,
     "agent.local_keys": LOOK,
     "agent.turn_keys": OPERATE,

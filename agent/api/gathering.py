@@ -32,6 +32,7 @@ LISTS = {
     "shared_gpus": "agent.rack_shared_gpus",
     "interference": "agent.rack_interference",
     "groups": "agent.rack_groups",
+    "gossip": "agent.gossip",
     "keys": "agent.keys",
     "voters": "agent.voters",
 }

@@ -28,6 +28,7 @@ from plugins.group_views import GroupView
 from plugins.views import (
     AggregatorJobView,
     EventLine,
+    GossipRow,
     GpuRow,
     HostRow,
     InterferenceView,
@@ -101,6 +102,7 @@ class Agent(RackMember, Protocol):
     def voter(self) -> VoterRow: ...
     def voters_now(self) -> VotersView: ...
     def key_row(self) -> KeyRow: ...
+    def gossip_row(self) -> GossipRow: ...
     async def change_voters(self, add: str, remove: str, force: bool) -> str: ...
     @property
     def troubles(self) -> Mapping[HostId, Sequence[Trouble]]: ...
@@ -112,6 +114,7 @@ class Agent(RackMember, Protocol):
 
 READS: Mapping[str, type[msgspec.Struct]] = {
     "agent.local_clock": ClockRow,
+    "agent.local_gossip": GossipRow,
     "agent.local_gpus": GpuRow,
     "agent.local_keys": KeyRow,
     "agent.local_voter": VoterRow,
@@ -154,6 +157,8 @@ class RackView:
             "agent.change_voters": self._change_voters,
             "agent.story": self._event_log,
             "agent.why": self._why,
+            "agent.local_gossip": self._local_gossip,
+            "agent.gossip": self._rack("agent.local_gossip"),
             "agent.local_keys": self._local_keys,
             "agent.keys": self._rack("agent.local_keys"),
             "agent.rack_slabs": self._rack("memory.slabs"),
@@ -236,6 +241,9 @@ class RackView:
 
     async def _local_voter(self, _arguments: Mapping[str, Any]) -> list[VoterRow]:
         return [self._agent.voter()]
+
+    async def _local_gossip(self, _arguments: Mapping[str, Any]) -> list[GossipRow]:
+        return [self._agent.gossip_row()]
 
     async def _local_keys(self, _arguments: Mapping[str, Any]) -> list[KeyRow]:
         return [self._agent.key_row()]

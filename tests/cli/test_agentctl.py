@@ -6,12 +6,15 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from cli import main as agentctl
 from cli.client import REFUSED, TOO_LATE, Agent, AgentctlError
 from cli.jobs.job import exit_words, facts, host_memory, limits
 from cli.main import NOUNS, main
+from covey.core.ids import HostId
+from plugins.views import GossipRow, SuspectRow
 from tests.cli.conftest import FakeAgent
 from tests.cli.rack_answers import GPU, HOSTS, SLAB, STORY, Job, Run, error_of
 from tests.cli.rack_answers import answers as answers
@@ -419,6 +422,29 @@ def test_the_story_of_a_job_ends_with_what_it_waits_for_now(run: Run, agent: Fak
     assert "now" not in run("why", "j1")[1].splitlines()[-2].split()
 
 
+def test_gossip_says_who_suspects_whom_and_what_was_dropped(run: Run, agent: FakeAgent) -> None:
+    counted = dict.fromkeys(("sent", "received", "probes", "probes_failed", "refutations", "stalls", "full"), 0)
+    quiet = GossipRow(
+        **counted, host=HostId("gpu2"), up_s=0.0, health=0, alone=False, stalled_s=0.0, dropped={},
+        sent_bytes=0, received_bytes=0,
+    )  # fmt: skip
+    busy = msgspec.structs.replace(
+        quiet, host=HostId("gpu1"), up_s=100.0, health=3, sent=850, sent_bytes=170_000, alone=True, full=2,
+        suspects=(SuspectRow(HostId("gpu3"), HostId("gpu2"), 4.0),), dropped={"replayed": 2, "new_reason": 1},
+    )  # fmt: skip
+    agent.replies["GET /v1/gossip"] = msgspec.to_builtins([quiet, busy])
+    code, out, err = run("gossip")
+    lines = out.splitlines()
+    assert (code, err) == (0, "") and lines[1].split()[:4] == ["gpu1", "3", "8.5", "1.7"]
+    assert lines[2].split()[:4] == ["gpu2", "0", "0.0", "0.0"], "an agent that has just started"
+    assert lines[3:7] == [
+        "gpu1: no other host answers it",
+        "gpu1: knows that gpu3 is suspected by gpu2, for 4.0 s",
+        "gpu1: dropped datagrams: 1 new reason, 2 seen before",
+        "gpu1: its table is full, 2 times a host was not taken; raise hosts_max on every host",
+    ]
+
+
 def test_the_story_of_a_host_says_who_saw_it(run: Run, agent: FakeAgent) -> None:
     agent.replies["GET /v1/why/gpu1"] = [STORY | {"subject": "host/gpu1", "event": "gone"}]
     _, out, _ = run("why", "gpu1")
@@ -441,6 +467,7 @@ EVERY_LIST = [
     "voters",
     "interference",
     "groups",
+    "gossip",
 ]
 
 
@@ -449,8 +476,7 @@ def test_a_list_that_is_not_whole_names_who_did_not_answer_and_has_its_own_exit_
     run: Run, agent: FakeAgent, words: str
 ) -> None:
     agent.replies |= {"GET /v1/voters": {"voters": [], "rows": [], "under_way": ""}, "GET /v1/interference": []}
-    agent.replies["GET /v1/links"] = []
-    agent.replies["GET /v1/groups"] = []
+    agent.replies |= {"GET /v1/links": [], "GET /v1/groups": [], "GET /v1/gossip": []}
     assert (run(*words.split())[0], run(*words.split())[2]) == (0, "")
     agent.unanswered = SILENT
     code, out, err = run(*words.split())

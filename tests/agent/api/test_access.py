@@ -22,7 +22,7 @@ from tests.compatibility.samples import sample
 ANNS, BOBS, AGENTS = OwnerUser("ann", ANN.uid), OwnerUser("bob", BOB.uid), OwnerUser()
 READER = msgspec.structs.replace(VISITOR, reads_all=True)
 """Whoever connects to a host with `read_open`."""
-LOOKS = """scheduler.starts agent.keys agent.local_keys
+LOOKS = """scheduler.starts agent.keys agent.local_keys agent.gossip agent.local_gossip
     agent.hosts agent.gpus agent.local_gpus agent.leader agent.local_voter agent.voters agent.health agent.why
     agent.local_clock agent.links
     agent.story agent.rack_slabs agent.rack_volumes agent.rack_tensors agent.rack_shared_gpus agent.rack_interference
