@@ -18,6 +18,7 @@ import msgspec
 from agent import identity, metrics
 from agent.api.access import rules_of
 from agent.api.gate import Gate
+from agent.api.gossip_row import GossipRow, gossip_row
 from agent.api.joining import Joining
 from agent.api.login import Logins
 from agent.api.rack_view import AskView, RackView, ViewAnswer
@@ -68,7 +69,7 @@ from plugins.base import Command, JobPeer, Plugin, PluginService
 from plugins.facts import HostView
 from plugins.gossiped import Endpoints, LogNow, closed
 from plugins.registry import PLUGINS
-from plugins.views import GossipRow, OtherUsersNow, PluginHealth, SuspectRow, Trouble, VoterRow, VotersView
+from plugins.views import OtherUsersNow, PluginHealth, Trouble, VoterRow, VotersView
 
 _encode = msgspec.msgpack.Encoder().encode
 Asks = (
@@ -80,12 +81,6 @@ JOBS_SOCKET = "jobs.sock"
 DEVICES_FILE = "gpus.json"
 """The file in `state_dir` that says which GPUs NVIDIA's driver listed here before
 (`agent/ports/devices/inventory.py`)."""
-DROPPED = "dropped_"
-"""What the names of gossip's counters of dropped datagrams begin with."""
-GOSSIP_COUNTED = (
-    *("sent", "sent_bytes", "received", "received_bytes", "probes", "probes_failed", "refutations", "stalls", "full"),
-)
-"""Counters of gossip that `agentctl gossip` shows."""
 USERS_S = 10.0
 """Seconds between two looks at whether jobs can run as other users."""
 AGENT, LOG = "agent", "log"
@@ -552,22 +547,7 @@ class HostAgent:
 
     def gossip_row(self) -> GossipRow:
         """The gossip of this host, and whom it knows to be suspected."""
-        now_s, counted, health = self.env.clock.now_s(), self.gossip.counters, self.gossip.health
-        suspects = [view for view in self.gossip.hosts() if view.state == "suspect"]
-        dropped = {name.removeprefix(DROPPED): n for name, n in counted.items() if name.startswith(DROPPED) and n}
-        numbers = {name: counted.get(name, 0) for name in GOSSIP_COUNTED}
-        return GossipRow(
-            host=self.id,
-            up_s=self.up_s,
-            health=health.score,
-            alone=health.alone,
-            stalled_s=health.stalled_s,
-            dropped=dropped,
-            suspects=tuple(
-                SuspectRow(view.host, view.suspected_by, max(0.0, now_s - view.since_s)) for view in suspects
-            ),
-            **numbers,
-        )
+        return gossip_row(self.id, self.up_s, self.env.clock.now_s(), self.gossip)
 
     def voters_now(self) -> VotersView:
         now = self.log.configuration

@@ -157,47 +157,6 @@ class VotersView(msgspec.Struct, frozen=True, kw_only=True):
     rows: tuple[VoterRow, ...] = ()
 
 
-class SuspectRow(msgspec.Struct, frozen=True):
-    """A host that another one takes for perhaps dead."""
-
-    host: HostId
-    by: HostId | None
-    """Whose probe had no answer first; None: it is not known."""
-    since_s: float
-    """Seconds since this host heard of it."""
-
-
-class GossipRow(msgspec.Struct, frozen=True, kw_only=True):
-    """The gossip of one host, counted since its agent started; one line of `agentctl gossip`."""
-
-    host: HostId
-    up_s: float
-    """Seconds since the agent started."""
-    health: int
-    """Its own health (Lifeguard): 0 is healthy, and the higher, the longer it waits for others' answers."""
-    alone: bool
-    """Whether no other host answers although some should."""
-    sent: int
-    sent_bytes: int
-    received: int
-    received_bytes: int
-    probes: int
-    probes_failed: int
-    """Probes that had no answer."""
-    refutations: int
-    """How often it said that it lives, since others suspected it."""
-    stalls: int
-    """How often its event loop stood still for longer than a probe may take."""
-    stalled_s: float
-    """The longest of these, seconds."""
-    full: int
-    """Hosts that it did not take into its full table."""
-    dropped: dict[str, int]
-    """Datagrams that it did not use, by why."""
-    suspects: tuple[SuspectRow, ...] = ()
-    """The hosts that it knows to be suspected now."""
-
-
 class RankView(msgspec.Struct, frozen=True):
     rank: int
     host: HostId

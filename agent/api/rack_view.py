@@ -13,6 +13,7 @@ import msgspec
 
 from agent.api.forgetting import Forgotten, forget
 from agent.api.gathering import Gathered, Gathering, Unanswered, wait_of, words
+from agent.api.gossip_row import GossipRow
 from agent.api.links import ClockRow, LinkRow, links
 from agent.event_log import EventLog, merged
 from agent.keyring.views import KeyRow
@@ -28,7 +29,6 @@ from plugins.group_views import GroupView
 from plugins.views import (
     AggregatorJobView,
     EventLine,
-    GossipRow,
     GpuRow,
     HostRow,
     InterferenceView,

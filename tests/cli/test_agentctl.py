@@ -9,12 +9,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from agent.api.gossip_row import GossipRow, SuspectRow
 from cli import main as agentctl
 from cli.client import REFUSED, TOO_LATE, Agent, AgentctlError
 from cli.jobs.job import exit_words, facts, host_memory, limits
 from cli.main import NOUNS, main
 from covey.core.ids import HostId
-from plugins.views import GossipRow, SuspectRow
 from tests.cli.conftest import FakeAgent
 from tests.cli.rack_answers import GPU, HOSTS, SLAB, STORY, Job, Run, error_of
 from tests.cli.rack_answers import answers as answers
