@@ -423,7 +423,7 @@ def test_the_story_of_a_job_ends_with_what_it_waits_for_now(run: Run, agent: Fak
 
 
 def test_gossip_says_who_suspects_whom_and_what_was_dropped(run: Run, agent: FakeAgent) -> None:
-    counted = dict.fromkeys(("sent", "received", "probes", "probes_failed", "refutations", "stalls", "full"), 0)
+    counted: dict[str, Any] = dict.fromkeys(("sent", "received", "probes", "probes_failed", "refutations", "stalls", "full"), 0)
     quiet = GossipRow(
         **counted, host=HostId("gpu2"), up_s=0.0, health=0, alone=False, stalled_s=0.0, dropped={},
         sent_bytes=0, received_bytes=0,
