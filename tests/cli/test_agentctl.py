@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from agent.api.gossip_row import GossipRow, SuspectRow
+from agent.api.gossip_row import COUNTED, GossipRow, SuspectRow
 from cli import main as agentctl
 from cli.client import REFUSED, TOO_LATE, Agent, AgentctlError
 from cli.jobs.job import exit_words, facts, host_memory, limits
@@ -423,10 +423,9 @@ def test_the_story_of_a_job_ends_with_what_it_waits_for_now(run: Run, agent: Fak
 
 
 def test_gossip_says_who_suspects_whom_and_what_was_dropped(run: Run, agent: FakeAgent) -> None:
-    counted: dict[str, Any] = dict.fromkeys(("sent", "received", "probes", "probes_failed", "refutations", "stalls", "full"), 0)
+    counted: dict[str, Any] = dict.fromkeys(COUNTED, 0)
     quiet = GossipRow(
-        **counted, host=HostId("gpu2"), up_s=0.0, health=0, alone=False, stalled_s=0.0, dropped={},
-        sent_bytes=0, received_bytes=0,
+        **counted, host=HostId("gpu2"), up_s=0.0, health=0, alone=False, stalled_s=0.0, dropped={}
     )  # fmt: skip
     busy = msgspec.structs.replace(
         quiet, host=HostId("gpu1"), up_s=100.0, health=3, sent=850, sent_bytes=170_000, alone=True, full=2,

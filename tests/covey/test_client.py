@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -212,7 +213,7 @@ async def test_tensors_are_told_where_to_go_also_when_they_are_made_later(
             self, job: JobId, rank: int, world_size: int, lost: object, undecided: bool, **others: object
         ) -> None:
             self.made_for, self.moves, self.closed = (job, rank, world_size), list[AggregatorAt](), False
-            self.communicate_s, self.undecided = 0.0, undecided
+            self.communicate_s, self.undecided, self.saves = 0.0, undecided, SimpleNamespace()
 
         def moved(self, at: AggregatorAt) -> None:
             self.moves.append(at)
