@@ -120,8 +120,8 @@ HELD = {
     "JittedWork": "begins anew (test_jax_share)", "ShareControl": "begins anew (test_sharing)",
     "QueuedWaits": "of ShareControl", "DeviceBuckets": "refuses in words (test_buckets)",
     "_Slots": "TensorClient", "ProcessTurns": "TensorClient", "Exchange": "DataBlocks", "GivingBlocks": "DataBlocks",
-    "GlooConnections": "TensorClient", "Saver": "TensorClient", "DiskSpill": "DataBlocks", "SpillingStore": "DataBlocks",
-    "HookedTurns": "takes none in a child (test_turns_taken)",
+    "GlooConnections": "TensorClient", "DiskSpill": "DataBlocks", "SpillingStore": "DataBlocks",
+    "Saver": "TensorClient", "HookedTurns": "takes none in a child (test_turns_taken)",
 }  # fmt: skip
 """Classes that hold a socket, a thread or shared memory, and the object by which a script reaches each."""
 
