@@ -18,7 +18,8 @@ class StopAsked:
 
     def __init__(self, preempt_file: str) -> None:
         self._file = preempt_file
-        self._number = signal.Signals[f"SIG{os.environ.get('COVEY_STOP_SIGNAL', 'TERM')}"]
+        name = f"SIG{os.environ.get('COVEY_STOP_SIGNAL', 'TERM')}"
+        self._number = signal.Signals.__members__.get(name, signal.SIGTERM)
         self._stopping: Stopping | None = None
         self._listens = False
         self.saved: CheckpointSaved | None = None

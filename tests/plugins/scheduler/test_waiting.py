@@ -20,6 +20,7 @@ from plugins.scheduler.messages.commands import (
     HoldAsked,
     NotApplied,
     PriorityAsked,
+    RanksReported,
     ReleaseAsked,
     RequeueAsked,
     Result,
@@ -118,18 +119,20 @@ def test_a_job_that_is_requeued_runs_again_or_is_held() -> None:
 
 
 def test_a_script_whose_time_is_over_may_have_itself_queued_again() -> None:
-    little = Little([1], {"red": 1})
-    first = job(little, time_limit_s=60, signal_before_s=10)
+    little = Little([1, 1], {"red": 2})
+    first = job(little, time_limit_s=60, signal_before_s=10, workers=2, pack="apart")
     for start in (1, 2):
         assert place_all(little) == [first]
         host = known(little, first).start.places[0].host
         for served_s in (49.0, 50.0):
-            total = 50.0 * (start - 1) + served_s
+            total = 2 * (50.0 * (start - 1) + served_s)
             little.say(Attained(wall_s=1.0, host=host, service_gpu_s={first: total}))
             reached = [each.job for each in little.look() if isinstance(each, TimeLimitReached)]
             assert reached == ([first] if served_s == 50.0 else [])
         assert little.state(first) == "stopping" and known(little, first).grace_s == 10.0
         if start == 1:
+            other = known(little, first).start.places[1].host
+            little.say(RanksReported(wall_s=1.0, job=first, epoch=1, host=other, codes={1: 1}, asked=True))
             assert isinstance(little.say(RequeueAsked(wall_s=1.0, job=first, epoch=1, by="ann")), Applied)
             assert "requeued by ann" in known(little, first).reason
             little.end(known(little, first), 143)

@@ -64,7 +64,7 @@ def requeue_asked(queue: JobTable, job: Job, command: RequeueAsked) -> Result:
         return answers.not_changed(job, why, f"agentctl why {job.id}")
     if command.test:
         by = f"its stop is tried by {command.by or 'a person'} (preempt --test), which counts as no preemption"
-    if job.state == "stopping" and job.ending.cause == "time limit" and not job.ending.codes:
+    if job.state == "stopping" and job.ending.cause == "time limit":
         job.ending.after = "queued"
         queue.say(job, "stopping", f"{by}; {job.reason}")
     elif job.state == "stopping" and job.ending.after != "queued":
