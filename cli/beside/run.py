@@ -156,8 +156,8 @@ def asks(context: Context, job: str) -> Iterator[None]:
         if answer == "l":
             raise LeftRunningError
         if answer == "c":
-            say(f"{job} is cancelled")
             context.agent.post("jobs", job, "cancel")
+            say(f"{job} is cancelled")
 
     before = signal.signal(signal.SIGINT, interrupted)
     try:
