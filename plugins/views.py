@@ -429,6 +429,10 @@ class QuotaView(msgspec.Struct, frozen=True):
     opportunistic: int = 0
     """GPUs that the tenant holds beyond its quota, until guaranteed jobs need them: those of opportunistic jobs, and of
     elastic jobs' processes over their lower number."""
+    weight: float = 1.0
+    """The tenant's weight among tenants without a quota."""
+    recent_gpus: float = 0.0
+    """GPUs that its guaranteed jobs held of late, in the mean; service counts half after a day."""
 
 
 class SlabView(msgspec.Struct, frozen=True):

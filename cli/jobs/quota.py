@@ -2,7 +2,11 @@
 quota, `agentctl quota TENANT none` lifts it.
 
 USED is what the tenant's guaranteed jobs hold, or are owed. BEYOND is what is held until guaranteed jobs need it: by
-its opportunistic jobs, and by processes of its elastic jobs over their lower number."""
+its opportunistic jobs, and by processes of its elastic jobs over their lower number.
+
+Tenants without a quota take turns: the next job is that of the tenant with the fewest GPUs, held now (USED) and of late
+(RECENT: the mean, in which service counts half after a day), over its weight. `agentctl quota TENANT --weight 2` lets a
+tenant have twice as many as others."""
 
 import argparse
 
@@ -10,16 +14,19 @@ from cli.client import USAGE, AgentctlError
 from cli.context import Context
 from cli.table import plural, table
 
-TITLES = ("TENANT", "GPUS", "USED", "BEYOND", "JOBS WAITING")
+TITLES = ("TENANT", "GPUS", "USED", "BEYOND", "JOBS WAITING", "RECENT", "WEIGHT")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("tenant", nargs="?")
     parser.add_argument("gpus", nargs="?", metavar="N", help="a number of GPUs, or none")
+    parser.add_argument("--weight", metavar="W", help="GPUs in this proportion to other tenants without a quota")
 
 
 def run(context: Context) -> int:
-    tenant, gpus = context.args.tenant, context.args.gpus
+    tenant, gpus, weight = context.args.tenant, context.args.gpus, context.args.weight
+    if weight is not None:
+        return _weigh(context, tenant, gpus, weight)
     if gpus is not None:
         answer = context.agent.post("quotas", body={"tenant": tenant, "gpus": count(gpus)})
         if context.json:
@@ -36,12 +43,33 @@ def run(context: Context) -> int:
             row["used"],
             row.get("opportunistic", 0),
             row["queued_jobs"],
+            f"{row.get('recent_gpus', 0.0):.1f}",
+            f"{row.get('weight', 1.0):g}",
         )
         for row in answer.data
         if tenant in (None, row["tenant"])
     ]
     context.say(table(TITLES, rows, TITLES[1:], context.paint))
     context.as_of(answer, plural(len(rows), "tenant"))
+    return 0
+
+
+def _weigh(context: Context, tenant: str | None, gpus: str | None, weight: str) -> int:
+    example = "agentctl quota alice --weight 2"
+    if tenant is None or gpus is not None:
+        why = "no tenant is given" if tenant is None else "a quota and a weight are given, and the weight needs none"
+        raise AgentctlError(USAGE, "no weight was set", why, example)
+    try:
+        value = float(weight)
+    except ValueError:
+        raise AgentctlError(
+            USAGE, f"{weight!r} is not a weight", "expected a number such as 2 or 0.5", example
+        ) from None
+    answer = context.agent.post("quotas", body={"tenant": tenant, "weight": value})
+    if context.json:
+        return context.say_json(answer.whole)
+    rest = "" if answer.data.get("gpus") is None else "; it has one now, by which its jobs go"
+    context.say(f"{tenant} has weight {value:g} among tenants without a quota{rest}")
     return 0
 
 

@@ -254,11 +254,18 @@ def test_quotas_and_volumes_are_changed(run: Run, agent: FakeAgent) -> None:
     agent.replies |= {"POST /v1/quotas": {}, "POST /v1/volumes": {}, "DELETE /v1/volumes/demo": {}}
     assert run("quota", "ann", "8")[:2] == (0, "ann may hold 8 GPUs\n")
     assert run("quota", "ann", "none")[:2] == (0, "ann may hold any number of GPUs\n")
+    agent.replies["POST /v1/quotas"] = {"gpus": 8}
+    said = "ann has weight 2 among tenants without a quota; it has one now, by which its jobs go\n"
+    assert run("quota", "ann", "--weight", "2")[:2] == (0, said)
+    for words in (("quota", "--weight", "2"), ("quota", "ann", "8", "--weight", "2"), ("quota", "ann", "--weight", "x")):
+        code, _, err = run(*words)
+        assert code == 2 and "agentctl quota alice --weight 2" in err
     assert run("volume", "create", "demo", "64MiB")[0] == run("volume", "rm", "demo")[0] == 0
     changes = [(target, body) for target, body in agent.asked if not target.startswith("GET")]
     assert changes == [
         ("POST /v1/quotas", {"tenant": "ann", "gpus": 8}),
         ("POST /v1/quotas", {"tenant": "ann", "gpus": None}),
+        ("POST /v1/quotas", {"tenant": "ann", "weight": 2.0}),
         ("POST /v1/volumes", {"volume": "demo", "size_bytes": 64 << 20}),
         ("DELETE /v1/volumes/demo", None),
     ]

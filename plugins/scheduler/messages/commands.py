@@ -35,6 +35,8 @@ COMMAND_BYTES_MAX = 256 * 1024
 
 USERS_MAX = 200
 """The most users of one tenant."""
+WEIGHT_MIN, WEIGHT_MAX = 0.01, 100.0
+"""The bounds of a tenant's weight."""
 NAME_MAX = 40
 """The most characters of a command's name, of one that is not known here, that are told to people."""
 UNREACHABLE_MAX = 64
@@ -377,6 +379,15 @@ class QuotaSet(CommandBase, frozen=True, kw_only=True):
     by: Text = ""
 
 
+class WeightSet(CommandBase, frozen=True, kw_only=True):
+    """Somebody: a tenant without a quota gets GPUs in this proportion to others without one."""
+
+    tenant: Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9.-]{0,62}$", max_length=63)]
+    weight: Annotated[float, Meta(ge=WEIGHT_MIN, le=WEIGHT_MAX)]
+    """1: as if nobody had set it."""
+    by: Text = ""
+
+
 class TenantSet(CommandBase, frozen=True, kw_only=True):
     """Somebody: exactly these users may submit jobs for this tenant from now on."""
 
@@ -497,7 +508,7 @@ ByPeople = CancelAsked | HoldAsked | ReleaseAsked | RequeueAsked | PriorityAsked
 AboutWaiting = ByPeople | BeginReached | TaskBegun
 """Commands that find their job in any state, and say themselves which one they change."""
 AboutJob = AboutGrant | AboutClass | AboutWaiting
-Command = Submitted | AboutJob | Arranged | QuotaSet | TenantSet | AboutHost | Attained | Elapsed | Leads
+Command = Submitted | AboutJob | Arranged | QuotaSet | WeightSet | TenantSet | AboutHost | Attained | Elapsed | Leads
 
 
 class Applied(msgspec.Struct, frozen=True, tag=True):

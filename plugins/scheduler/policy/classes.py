@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from covey.core.ids import JobId
 from plugins.scheduler.messages.spec import Pack
+from plugins.scheduler.policy.fair import Shares, Turns
 from plugins.scheduler.policy.order import Row, Selection
 from plugins.scheduler.policy.place import slots
 
@@ -130,6 +131,15 @@ class QuotaWalk:
         """GPUs that this tenant's next job may have."""
         return min(self.left[tenant], self.pool + self.own[tenant] - self.debt[tenant])
 
+    def tight(self, held: Mapping[str, int]) -> list[str]:
+        """Tenants whose running jobs of one queue cannot all stay; those of the others are counted. `held`: the GPUs of
+        these jobs, by tenant."""
+        return [tenant for tenant, gpus in held.items() if not self.admit_all(tenant, gpus)]
+
+    def share(self, tenant: str) -> float:
+        """What comes before the order among jobs that wait: nothing between tenants with quotas."""
+        return 0.0
+
     def admit_all(self, tenant: str, gpus: int) -> bool:
         """Whether the tenant's running jobs of one queue, of `gpus` GPUs together, all stay; if so they are counted."""
         if self.debt[tenant] or gpus > self.left[tenant]:
@@ -165,20 +175,59 @@ class QuotaWalk:
         self.debt[tenant] -= gpus
 
 
+class SharedWalk:
+    """A walk down the order of jobs of tenants without a quota, who take turns (`policy/fair.py`)."""
+
+    def __init__(self, gpus: int, shares: Shares) -> None:
+        """`gpus`: those that no job of a tenant with a quota, and no firm one, has."""
+        self.free, self.shares = gpus, shares
+
+    def gpus_max(self, tenant: str) -> int:
+        """GPUs that the next job may have."""
+        return self.free
+
+    def tight(self, held: Mapping[str, int]) -> list[str]:
+        """All of these tenants, where their running jobs of one queue cannot all stay; otherwise they are counted, and
+        there is none."""
+        gpus = sum(held.values())
+        if gpus > self.free:
+            return list(held)
+        self.free -= gpus
+        return []
+
+    def share(self, tenant: str) -> float:
+        """What comes before the order among jobs that wait: the smaller comes first."""
+        return self.shares.of(tenant)
+
+    def admit(self, tenant: str, gpus: int, running: bool) -> bool:
+        """Whether the next job of the order is chosen; the walk has counted it afterwards, chosen or not."""
+        if gpus > self.free:
+            return False
+        self.free -= gpus
+        if not running:
+            self.shares.take(tenant, gpus)
+        return True
+
+
 def choose(
-    rows: Sequence[Row], capacity: int, quotas: Mapping[str, int | None], default: int | None = None
+    rows: Sequence[Row],
+    capacity: int,
+    quotas: Mapping[str, int | None],
+    default: int | None = None,
+    turns: Turns | None = None,
 ) -> Selection:
-    """2DAS for jobs of several tenants. `rows`: guaranteed jobs, in the order of `order.ordered`.
+    """2DAS for jobs of several tenants. `rows`: guaranteed jobs, in the order of `order.ordered`; `turns`: by what
+    tenants without a quota take turns; None: they do not, and all their jobs are in that one order.
 
     Each tenant's jobs are walked with its quota as the capacity, so a job is preempted only by one of its own tenant.
     GPUs that other tenants' jobs run on are out of reach, also when the quotas add up to more GPUs than there are, and
     so are those of firm jobs.
-    Tenants without a quota share what is left, in one order, and their jobs stop for those of tenants with one.
+    Tenants without a quota share what is left, and their jobs stop for those of tenants with one.
     `machine/leader/run_queues.py` decides the same without looking at everybody.
     """
     with_quota = [row for row in rows if quotas.get(row.tenant, default) is not None]
     firm = [row for row in rows if row.firm]
-    without_quota = [row for row in rows if quotas.get(row.tenant, default) is None and not row.firm]
+    without_quota = [row for row in rows if quotas.get(row.tenant, default) is None]
     own: dict[str, int] = {}
     for row in with_quota:
         own[row.tenant] = own.get(row.tenant, 0) + (row.gpus if row.running else 0)
@@ -200,7 +249,10 @@ def choose(
         elif row.gpus > left:
             over_quota.append(row.id)
     pool = walk.pool
-    for row in without_quota:
+    in_turn = without_quota if turns is None else turns.walk(without_quota, lambda row: row.gpus <= pool)
+    for row in in_turn:
+        if row.firm:
+            continue
         if row.gpus <= pool:
             pool -= row.gpus
             run.append(row.id)

@@ -288,7 +288,8 @@ def waits_for(
     free = max(0, capacity - walk.held)
     narrow = ", since jobs with fewer GPUs go first" if position.passed else ""
     first = walk.waiting[: min(waiting, NAMED_MAX)]
-    ahead = f"; ahead: {named(first, waiting)}{narrow}" if waiting else ""
+    turns = _whose_turn_is_first(row, queue, first, order)
+    ahead = f"; ahead: {named(first, waiting)}{narrow}{turns}" if waiting else ""
     if row.gpus <= free and not waiting:
         return f"{place}; {hindrance or f'{are_free(free)}, and it is about to be placed'}"
     hindrance = f"; {hindrance}" if hindrance else ""
@@ -296,6 +297,24 @@ def waits_for(
     sinks = order.preempts and bool(holders) and not waiting
     sooner = _when_others_sink(row, queue, holders, free, order) if sinks else ""
     return f"{place}; it needs {gpus(row.gpus)} and {free} are free{ahead}{until}{sooner}{hindrance}"
+
+
+def _whose_turn_is_first(row: Row, queue: int, first: Sequence[Row], order: OrderInForce) -> str:
+    """Which tenants without a quota have a job before this one, of such a tenant, because they had fewer GPUs; empty:
+    none of these. `first`: jobs ahead."""
+    if order.quota(row.tenant) is not None:
+        return ""
+    tenants = {
+        other.tenant
+        for other in first
+        if other.tenant != row.tenant
+        and other.number > row.number
+        and other.gpus >= row.gpus
+        and other.promoted is None
+        and order.quota(other.tenant) is None
+        and queue_of(other.attained_gpu_s, order.thresholds) == queue
+    }
+    return f", since {' and '.join(sorted(tenants))} had fewer GPUs than {row.tenant}" if tenants else ""
 
 
 def _when_others_sink(

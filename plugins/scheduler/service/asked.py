@@ -7,7 +7,7 @@ import msgspec
 
 from covey.core.errors import Refused
 from plugins.askers import asker_of
-from plugins.scheduler.messages.commands import QuotaSet
+from plugins.scheduler.messages.commands import WEIGHT_MAX, WEIGHT_MIN, QuotaSet, WeightSet
 
 WHOLE_MAX = 1 << 53
 """The largest number that every reader of JSON understands; messages take no more than 64 bits."""
@@ -49,6 +49,16 @@ def seconds(given: Mapping[str, Any], field: str, default: float) -> float:
 def by(given: Mapping[str, Any]) -> str:
     """Who asks, in the words of events. Only the kernel's word counts, and not what a request says of itself."""
     return asker_of(given).name
+
+
+def weight_set(given: Mapping[str, Any]) -> WeightSet:
+    tenant, weight = given.get("tenant"), given.get("weight")
+    try:
+        return msgspec.convert({"wall_s": 0.0, "tenant": tenant, "weight": weight}, WeightSet)
+    except msgspec.ValidationError as error:
+        why = f"expected a tenant (a-z, 0-9, '.', '-') and a number from {WEIGHT_MIN:g} to {WEIGHT_MAX:g}"
+        what = f"invalid weight {weight!r} for tenant {tenant!r}"[:200]
+        raise Refused(2, what, why, "agentctl quota alice --weight 2") from error
 
 
 def quota_set(given: Mapping[str, Any]) -> QuotaSet:

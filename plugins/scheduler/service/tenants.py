@@ -72,13 +72,27 @@ class Tenants:
     # ---- quotas ----
 
     async def set_quota(self, given: Mapping[str, Any]) -> QuotaView:
+        """Set a tenant's quota, or its weight among tenants without one."""
+        if "weight" in given:
+            return await self._set_weight(given)
         command = msgspec.structs.replace(asked.quota_set(given), by=asked.by(given))
         await self.log.change(command, f"set the quota of {command.tenant}")
         await self.log.until(lambda: self.queue.quotas.get(command.tenant, -1) == command.gpus, SHOWN_S)
-        return next(
-            (view for view in views.quota_views(self.queue) if view.tenant == command.tenant),
-            QuotaView(command.tenant, command.gpus, self.queue.used(command.tenant), 0),
-        )
+        return self._quota(command.tenant)
+
+    async def _set_weight(self, given: Mapping[str, Any]) -> QuotaView:
+        if "gpus" in given:
+            why = "a quota and a weight were given: the weight counts among tenants without a quota"
+            raise Refused(2, "the tenant was not changed", why, "agentctl quota alice --weight 2")
+        command = msgspec.structs.replace(asked.weight_set(given), by=asked.by(given))
+        await self.log.change(command, f"set the weight of {command.tenant}")
+        await self.log.until(lambda: self.queue.weights.get(command.tenant, 1.0) == command.weight, SHOWN_S)
+        return self._quota(command.tenant)
+
+    def _quota(self, tenant: str) -> QuotaView:
+        queue = self.queue
+        unknown = QuotaView(tenant, queue.quota(tenant), queue.used(tenant), 0, weight=queue.weights.get(tenant, 1.0))
+        return next((view for view in views.quota_views(queue) if view.tenant == tenant), unknown)
 
     # ---- users ----
 

@@ -30,6 +30,7 @@ from plugins.scheduler.policy import explain, order
 from plugins.scheduler.policy.carrying import is_equal, shares_of
 from plugins.scheduler.policy.classes import choose
 from plugins.scheduler.policy.eligible import GangShape, capped, open_to, shape_of
+from plugins.scheduler.policy.fair import NO_USE, Turns
 from plugins.scheduler.policy.hang import unseen
 from plugins.scheduler.policy.queue_positions import QueuePositions
 from plugins.scheduler.policy.settings import SchedulerSettings
@@ -172,7 +173,9 @@ class QueueSnapshot:
         queue, settings = self.queue, self.settings
         rows = [row for row in self._rows if row.job_class != "opportunistic"]
         thresholds, default = settings.queue_thresholds_gpu_s, queue.quotas.get("*")
-        return order.ordered(rows, thresholds, queue.quotas, default, settings.narrow_first)
+        rows = order.ordered(rows, thresholds, queue.quotas, default, settings.narrow_first)
+        turns = Turns(thresholds, queue.tenant_use({row.tenant for row in rows}))
+        return turns.ordered(rows, queue.quotas, default)
 
     @cached_property
     def opportunistic(self) -> list[order.Row]:
@@ -566,8 +569,8 @@ def slowest(timings: Sequence[StepTiming]) -> StepTiming | None:
 
 
 def quota_views(queue: JobTable) -> list[QuotaView]:
-    """Every tenant that has a quota or jobs."""
-    queued, beyond, tenants = Counter[str](), Counter[str](), set(queue.quotas)
+    """Every tenant that has a quota, a weight or jobs."""
+    queued, beyond, tenants = Counter[str](), Counter[str](), {*queue.quotas, *queue.weights}
     for job in queue.live():
         tenant = job.spec.tenant
         tenants.add(tenant)
@@ -581,6 +584,8 @@ def quota_views(queue: JobTable) -> list[QuotaView]:
             used=queue.used(tenant),
             queued_jobs=queued[tenant],
             opportunistic=beyond[tenant],
+            weight=queue.weights.get(tenant, 1.0),
+            recent_gpus=round(queue.recent.get(tenant, NO_USE).gpus(queue.rack_s), 3),
         )
         for tenant in sorted(tenants)
     ]

@@ -16,6 +16,7 @@ from plugins.scheduler.messages.commands import (
     Granted,
 )
 from plugins.scheduler.policy import classes, explain, order
+from plugins.scheduler.policy.fair import Turns
 from plugins.scheduler.policy.place import place
 from plugins.scheduler.policy.settings import SchedulerSettings
 from tests.plugins.scheduler.plain_ground import PlainGround
@@ -101,7 +102,8 @@ class PlainAdmission:
             rows = [msgspec.structs.replace(row, attained_gpu_s=0.0) if row.running else row for row in rows]
         rows = [msgspec.structs.replace(row, firm=row.id in self.firm) for row in rows]
         rows = order.ordered(rows, thresholds, queue.quotas, default, self.settings.narrow_first)
-        return classes.choose(rows, within, self._quotas_beside(apart, live), default)
+        turns = Turns(thresholds, queue.tenant_use([row.tenant for row in rows]))
+        return classes.choose(rows, within, self._quotas_beside(apart, live), default, turns)
 
     def _quotas_beside(self, apart: Sequence[Job], live: Sequence[Job]) -> dict[str, int | None]:
         """What is left of each tenant's quota beside its jobs that wait for a host."""

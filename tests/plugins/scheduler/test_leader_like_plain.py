@@ -34,6 +34,7 @@ from plugins.scheduler.messages.commands import (
     Submitted,
     TakenBack,
     Upgraded,
+    WeightSet,
 )
 from plugins.scheduler.messages.spec import JobSpec
 from plugins.scheduler.policy.settings import SchedulerSettings
@@ -221,6 +222,8 @@ class Story:
     def do_quota(self) -> None:
         tenant = self.dice.choice((*TENANTS, "*"))
         self.say(QuotaSet(wall_s=1.0, tenant=tenant, gpus=self.dice.choice((None, 0, 1, 2, 4, 9))))
+        if tenant != "*":
+            self.say(WeightSet(wall_s=1.0, tenant=tenant, weight=self.dice.choice((0.5, 1.0, 4.0))))
 
     def do_host(self) -> None:
         """Let a host go, come back, break a GPU or never have been heard of."""

@@ -198,6 +198,6 @@ def test_who_comes_first_is_written_once(monkeypatch: pytest.MonkeyPatch) -> Non
     for job in queue.live():
         books.put(job, has_quota=False)
     expected = ["j5", "j2", "j1", "j3", "j4", "j6"]
-    assert books.choose(6, lambda tenant: 0).start == expected
+    assert books.choose(6, lambda tenant: 0, queue.tenant_use).start == expected
     rows = [row_of(job, settings.queue_thresholds_gpu_s) for job in queue.live()]
     assert [row.id for row in ordered(rows, settings.queue_thresholds_gpu_s, {})] == expected

@@ -136,7 +136,7 @@ class Admission:
         def quota_left(tenant: str) -> int:
             return max(0, (self.queue.quota(tenant) or 0) - apart.get(tenant, 0))
 
-        return self.run_queues.choose(size, quota_left)
+        return self.run_queues.choose(size, quota_left, self.queue.tenant_use)
 
     # ---- one job ----
 

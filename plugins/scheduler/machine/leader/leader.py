@@ -260,7 +260,7 @@ class Leader:
         """Jobs whose tenant got its first quota, or lost it: they move to another book."""
         entries = self.run_queues.entries
         now = {job: self.queue.has_quota(self.queue.jobs[job].spec.tenant) for job in entries}
-        return [job for job, has_quota in now.items() if has_quota != (entries[job].tenant is not None)]
+        return [job for job, has_quota in now.items() if has_quota != entries[job].has_quota]
 
     def _heard(self, rack: Sequence[RackHost]) -> list[JobId]:
         """Take in what gossip says of the rack now, and return jobs on hosts that came or went."""

@@ -1,8 +1,8 @@
 """Which jobs should run, for tenants with and without quotas, kept up to date as jobs change.
 
-It decides what `policy/classes.py: choose` decides, without looking at every job. Each tenant with a quota has an
-`OrderBook` of its own, and the tenants without one share a book. A job moves in its book only when it changed. One walk
-goes down all books at once, and three facts keep it short:
+It decides what `policy/classes.py: choose` decides, without looking at every job. Each tenant has an `OrderBook` of its
+own. A job moves in its book only when it changed. One walk goes down all books of tenants with a quota at once, another
+down those of the tenants without, who take turns (`policy/fair.py`). Three facts keep them short:
 
 - A tenant is settled when its quota suffices for its running jobs and for none of those that wait. Nothing that other
   tenants' jobs do changes that, so the walk leaves out its book. In a full rack most tenants are settled.
@@ -14,7 +14,8 @@ goes down all books at once, and three facts keep it short:
 
 import bisect
 import heapq
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -23,24 +24,22 @@ from covey.core.ids import JobId
 from plugins.scheduler.machine.leader.order_book import JOB_BITS, JOB_MASK, OrderBook
 from plugins.scheduler.machine.log.jobs import Job, row_of
 from plugins.scheduler.policy import order
-from plugins.scheduler.policy.classes import QuotaWalk
+from plugins.scheduler.policy.classes import QuotaWalk, SharedWalk
 from plugins.scheduler.policy.eligible import GangShape, shape_of
+from plugins.scheduler.policy.fair import NOBODY, Shares, TenantUse
 from plugins.scheduler.policy.settings import SchedulerSettings
 
 PART_BITS = 64
 """Bits of each part of a key; each part is a whole number below 2 to this power."""
-PLENTY = 1 << 60
-"""A number above all GPUs that there can be."""
-
 Books = Mapping[str, OrderBook]
-"""Books: tenant with a quota -> the order of its jobs."""
+"""Tenant -> the order of its jobs."""
 
 
 class QueueEntry(msgspec.Struct, frozen=True):
     """The entry of a guaranteed job in the order."""
 
-    tenant: str | None
-    """The tenant whose book it is; None: the one that tenants without a quota share."""
+    tenant: str
+    has_quota: bool
     queue: int
     key: int
     running: bool
@@ -64,8 +63,10 @@ class RunQueues:
 
     def __init__(self, settings: SchedulerSettings) -> None:
         self.settings = settings
-        self.books: dict[str | None, OrderBook] = {}
-        self.sizes: dict[str | None, int] = {}
+        self._queues = len(settings.queue_thresholds_gpu_s) + 1
+        self.books: dict[bool, dict[str, OrderBook]] = {True: {}, False: {}}
+        """The books of tenants with a quota, and of those without."""
+        self.sizes: Counter[tuple[bool, str]] = Counter()
         """The number of jobs in each book."""
         self.entries: dict[JobId, QueueEntry] = {}
         """The guaranteed jobs; every job is here or in `shapes`."""
@@ -76,17 +77,16 @@ class RunQueues:
         """Shape -> numbers of the opportunistic jobs that wait, oldest first."""
         self.shapes: dict[JobId, tuple[GangShape, int]] = {}
         """The shape and the number of each opportunistic job that waits."""
-        self._asked: tuple[int, dict[str, int]] | None = None
-        """GPUs and quotas of the newest walk; None: a job moved since."""
+        self._asked: tuple[int, dict[str, int], TenantUse] | None = None
+        """GPUs, quotas and use of the newest walk; None: a job moved since."""
         self._choice = Choice([], [])
         """The choice of that walk."""
 
     def put(self, job: Job, has_quota: bool, firm: bool = False) -> None:
         """Add a job that is queued, being placed or running. `firm`: it runs, and is not to be stopped."""
-        tenant = job.spec.tenant if has_quota else None
-        entry = self._entry(job, tenant) if job.counts else None
+        entry = self._entry(job, has_quota) if job.counts else None
         if entry is not None and firm:
-            entry = QueueEntry(tenant, 0, job.number, True, False, True)
+            entry = QueueEntry(job.spec.tenant, has_quota, 0, job.number, True, False, True)
         if entry is not None and self.entries.get(job.id) == entry:
             return
         self.drop(job.id)
@@ -97,25 +97,25 @@ class RunQueues:
             self.ids[job.number], self.shapes[job.id] = job.id, (shape, job.number)
             bisect.insort(self.opportunistic.setdefault(shape, []), job.number)
 
-    def _entry(self, job: Job, tenant: str | None) -> QueueEntry:
-        thresholds = self.settings.queue_thresholds_gpu_s
+    def _entry(self, job: Job, has_quota: bool) -> QueueEntry:
+        tenant, thresholds = job.spec.tenant, self.settings.queue_thresholds_gpu_s
         row = row_of(job, thresholds)
         queue = order.queue_of(row.attained_gpu_s, thresholds)
         if row.promoted is not None:
-            return QueueEntry(tenant, queue, packed((row.promoted,), job.number), row.running, True)
+            return QueueEntry(tenant, has_quota, queue, packed((row.promoted,), job.number), row.running, True)
         if row.running and not self.settings.preemption:
             queue = 0  # the walk comes to it before all that wait, so it is never stopped
         key = packed(order.inside(row, self.settings.narrow_first), job.number)
-        return QueueEntry(tenant, queue, key, row.running, False)
+        return QueueEntry(tenant, has_quota, queue, key, row.running, False)
 
     def _put_in_book(self, job: Job, entry: QueueEntry) -> None:
         self._asked = None
         self.ids[job.number], self.widths[job.number], self.entries[job.id] = job.id, job.spec.gpus, entry
-        book = self.books.get(entry.tenant)
+        books = self.books[entry.has_quota]
+        book = books.get(entry.tenant)
         if book is None:
-            queues = len(self.settings.queue_thresholds_gpu_s) + 1
-            book = self.books[entry.tenant] = OrderBook(queues, self.widths)
-        self.sizes[entry.tenant] = self.sizes.get(entry.tenant, 0) + 1
+            book = books[entry.tenant] = OrderBook(self._queues, self.widths)
+        self.sizes[entry.has_quota, entry.tenant] += 1
         if entry.firm:
             book.firm += job.spec.gpus
         elif entry.promoted:
@@ -141,7 +141,8 @@ class RunQueues:
 
     def _drop_from_book(self, entry: QueueEntry) -> None:
         self._asked = None
-        book, number = self.books[entry.tenant], entry.key & JOB_MASK
+        of = entry.has_quota, entry.tenant
+        book, number = self.books[entry.has_quota][entry.tenant], entry.key & JOB_MASK
         if entry.firm:
             book.firm -= self.widths[number]
         elif entry.promoted:
@@ -151,49 +152,43 @@ class RunQueues:
         else:
             book.leave(entry.queue, entry.key)
         del self.ids[number], self.widths[number]
-        self.sizes[entry.tenant] -= 1
-        if not self.sizes[entry.tenant]:
-            del self.sizes[entry.tenant], self.books[entry.tenant]
+        self.sizes[of] -= 1
+        if not self.sizes[of]:
+            del self.sizes[of], self.books[entry.has_quota][entry.tenant]
 
     # ---- the walk ----
 
-    def choose(self, capacity: int, quota_left: Callable[[str], int]) -> Choice:
+    def choose(
+        self, capacity: int, quota_left: Callable[[str], int], use: Callable[[Collection[str]], TenantUse]
+    ) -> Choice:
         """Guaranteed jobs that should start and that should stop on `capacity` GPUs. `quota_left`: what is left of a
-        tenant's quota, in GPUs. A repeated question is answered without a walk until a job moves."""
-        books = {tenant: book for tenant, book in self.books.items() if tenant is not None}
-        asked = capacity, {tenant: quota_left(tenant) for tenant in books}
+        tenant's quota, in GPUs; `use`: by what these tenants, without one, take turns. A repeated question is answered
+        without a walk until a job moves."""
+        left = {tenant: quota_left(tenant) for tenant in self.books[True]}
+        asked = capacity, left, use(self.books[False]) if len(self.books[False]) > 1 else NOBODY
         if self._asked != asked:
-            self._asked, self._choice = asked, self._walk(*asked, books)
+            self._asked, self._choice = asked, self._walk(*asked)
         return self._choice
 
-    def _walk(self, capacity: int, quotas: dict[str, int], books: Books) -> Choice:
-        shared = self.books.get(None)
-        firm = 0 if shared is None else shared.firm
-        walk = QuotaWalk(capacity - firm, {tenant: book.running_gpus() for tenant, book in books.items()}, quotas)
-        for tenant, book in books.items():
+    def _walk(self, capacity: int, quotas: dict[str, int], use: TenantUse) -> Choice:
+        with_quota, without = self.books[True], self.books[False]
+        firm = sum(book.firm for book in without.values())
+        walk = QuotaWalk(capacity - firm, {tenant: book.running_gpus() for tenant, book in with_quota.items()}, quotas)
+        for tenant, book in with_quota.items():
             walk.keep(tenant, book.firm)
-        unsettled = {tenant: book for tenant, book in books.items() if not _is_settled(book, quotas[tenant])}
-        with_quota = BookWalk(unsettled, self.widths, walk)
+        unsettled = {tenant: book for tenant, book in with_quota.items() if not _is_settled(book, quotas[tenant])}
+        first = BookWalk(unsettled, self.widths, walk)
         if unsettled:
-            with_quota.go(len(self.settings.queue_thresholds_gpu_s) + 1)
-        start, stop = self._without_quota(walk.pool + firm)
+            first.go(self._queues)
+        held = {tenant: book.running_gpus() for tenant, book in without.items()}
+        then = BookWalk(without, self.widths, SharedWalk(walk.pool, Shares(use, held)))
+        if without:
+            then.go(self._queues)
         named = self.ids
         return Choice(
-            [named[number] for number in [*with_quota.start, *start]],
-            [named[number] for number in [*with_quota.stop, *stop]],
+            [named[number] for number in [*first.start, *then.start]],
+            [named[number] for number in [*first.stop, *then.stop]],
         )
-
-    def _without_quota(self, gpus: int) -> tuple[list[int], list[int]]:
-        """Numbers of jobs of tenants without a quota that should start, and that should stop, on `gpus` GPUs."""
-        book = self.books.get(None)
-        if book is None:
-            return [], []
-        start, stop = book.decide(gpus, PLENTY)
-        for number in start:
-            entry = self.entries[self.ids[number]]
-            if not entry.promoted:
-                book.wait(entry.queue, entry.key)  # `decide` took it out, and nothing was granted yet
-        return start, stop
 
     def oldest_opportunistic(self, gpus_max: int, fits: Callable[[JobId], bool]) -> Iterator[JobId]:
         """Opportunistic jobs of at most `gpus_max` GPUs that wait and fit, oldest first. What is free must only shrink
@@ -213,10 +208,10 @@ class RunQueues:
 
     def check(self) -> None:
         """Raise AssertionError when the books are inconsistent."""
-        for book in self.books.values():
+        for book in [*self.books[True].values(), *self.books[False].values()]:
             book.check()
         assert sorted(self.ids.values()) == sorted([*self.entries, *self.shapes])
-        assert sum(self.sizes.values()) == len(self.entries) == len(self.widths)
+        assert self.sizes.total() == len(self.entries) == len(self.widths)
 
 
 def packed(parts: Iterable[float], number: int) -> int:
@@ -228,11 +223,10 @@ def packed(parts: Iterable[float], number: int) -> int:
 
 
 class BookWalk:
-    """One walk down the books of several tenants with quotas, merged into one order. The books are as before
-    afterwards."""
+    """One walk down the books of several tenants, merged into one order. The books are as before afterwards."""
 
-    def __init__(self, books: Books, widths: Mapping[int, int], quotas: QuotaWalk) -> None:
-        self.books, self.widths, self.quotas = books, widths, quotas
+    def __init__(self, books: Books, widths: Mapping[int, int], walk: QuotaWalk | SharedWalk) -> None:
+        self.books, self.widths, self.walk = books, widths, walk
         self.start: list[int] = []
         """Numbers of jobs that wait and are chosen, in order."""
         self.stop: list[int] = []
@@ -251,7 +245,7 @@ class BookWalk:
         """Walk the promoted jobs, whether they run or wait."""
         merged = [(*each, tenant) for tenant, book in self.books.items() for each in book.promoted]
         for key, width, running, tenant in sorted(merged):
-            chosen = self.quotas.admit(tenant, width, running)
+            chosen = self.walk.admit(tenant, width, running)
             if chosen and not running:
                 self.start.append(key & JOB_MASK)
             elif running and not chosen:
@@ -259,37 +253,34 @@ class BookWalk:
 
     def _running(self, queue: int) -> None:
         """Walk the running jobs of one queue: those of a tenant for which they cannot all stay, one by one."""
-        tight = [
-            tenant
-            for tenant, book in self.books.items()
-            if book.held[queue] and not self.quotas.admit_all(tenant, book.held[queue])
-        ]
+        held = {tenant: book.held[queue] for tenant, book in self.books.items() if book.held[queue]}
+        tight = self.walk.tight(held)
         merged = [(key, tenant) for tenant in tight for key in self.books[tenant].running[queue]]
         for key, tenant in sorted(merged):
-            if not self.quotas.admit(tenant, self.widths[key & JOB_MASK], True):
+            if not self.walk.admit(tenant, self.widths[key & JOB_MASK], True):
                 self.stop.append(key & JOB_MASK)
 
     def _waiting(self, queue: int) -> list[tuple[OrderBook, int, int]]:
         """Walk the waiting jobs of one queue. The chosen ones leave their books and are returned: book, queue and key
         of each."""
         chosen: list[tuple[OrderBook, int, int]] = []
-        heads: list[tuple[int, int, str]] = []
-        """Heap of (key, width, tenant): each tenant's first job that fits."""
+        heads: list[tuple[float, int, int, str]] = []
+        """Heap of (share, key, width, tenant): each tenant's first job that fits."""
 
         def look_at(tenant: str) -> None:
-            key, width = self.books[tenant].first(queue, self.quotas.gpus_max(tenant))
+            key, width = self.books[tenant].first(queue, self.walk.gpus_max(tenant))
             if key >= 0:
-                heapq.heappush(heads, (key, width, tenant))
+                heapq.heappush(heads, (self.walk.share(tenant), key, width, tenant))
 
         for tenant, book in self.books.items():
             if book.narrow[queue]:
                 look_at(tenant)
         while heads:
-            key, width, tenant = heapq.heappop(heads)
-            if width <= self.quotas.gpus_max(tenant):
+            _, key, width, tenant = heapq.heappop(heads)
+            if width <= self.walk.gpus_max(tenant):
                 book = self.books[tenant]
                 chosen.append((book, queue, book.pop(queue, width)))
-                self.quotas.admit(tenant, width, False)
+                self.walk.admit(tenant, width, False)
                 self.start.append(key & JOB_MASK)
             look_at(tenant)
         return chosen

@@ -23,6 +23,7 @@ from plugins.scheduler.messages.commands import (
     Result,
     Submitted,
     TenantSet,
+    WeightSet,
 )
 from plugins.scheduler.messages.spec import JobSpec
 from plugins.scheduler.policy import eligible, explain
@@ -35,7 +36,7 @@ def touched(command: Command, result: Result) -> Iterable[JobId]:
     match command:
         case Attained():
             return {**command.service_gpu_s, **command.tensors, **command.heals, **command.saved}
-        case QuotaSet() | TenantSet() | HostDrained() | HostForgotten() | Elapsed() | Leads():
+        case QuotaSet() | WeightSet() | TenantSet() | HostDrained() | HostForgotten() | Elapsed() | Leads():
             return ()
         case Arranged():
             return command.jobs

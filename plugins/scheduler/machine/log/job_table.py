@@ -18,6 +18,7 @@ from plugins.scheduler.machine.log.kept_bytes import KeptBytes
 from plugins.scheduler.machine.log.models import Models, StepHistory, model_of
 from plugins.scheduler.messages.arrays import tasks_of
 from plugins.scheduler.policy.eligible import Drain, leaves
+from plugins.scheduler.policy.fair import NO_USE, RecentUse, TenantUse
 from plugins.scheduler.policy.shared import device_of
 
 ENDED_MAX = 1000
@@ -72,6 +73,10 @@ class QueueState(SnapshotHead, frozen=True):
     """The oldest release that applies all commands of this log as they are meant (`messages.releases`); empty: all."""
     forgotten: dict[HostId, int] = {}
     """Hosts that will never come back, and the latest boot that is meant, in the order in which somebody said so."""
+    recent: dict[str, RecentUse] = {}
+    """What each tenant's guaranteed jobs attained of late."""
+    weights: dict[str, float] = {}
+    """The weights of tenants that have another than 1."""
 
 
 UNSEEN_MAX = 10_000
@@ -130,6 +135,10 @@ class JobTable:
         """The users who may submit for each tenant, ascending. No tenant is here without users."""
         self.forgotten: dict[HostId, int] = {}
         """Hosts that a person said will never be back, as `QueueState` keeps them."""
+        self.recent: dict[str, RecentUse] = {}
+        """What each tenant's guaranteed jobs attained of late."""
+        self.weights: dict[str, float] = {}
+        """The weights of tenants that have another than 1. The mapping is replaced whole whenever it changes."""
         self.ended: list[JobId] = []
         self.clock_s = 0.0
         """The log's clock: seconds during which any job waited, as far as leaders wrote them into the log."""
@@ -209,6 +218,11 @@ class JobTable:
         """GPUs a tenant holds against its quota."""
         return self._used.get(tenant, 0)
 
+    def tenant_use(self, tenants: Iterable[str]) -> TenantUse:
+        """By what these tenants take turns, where they have no quota."""
+        used = [(tenant, self.recent[tenant]) for tenant in tenants if tenant in self.recent]
+        return TenantUse({tenant: use.gpus(self.rack_s) for tenant, use in used}, self.weights)
+
     def free_quota(self, tenant: str) -> int | None:
         """GPUs a tenant may still take; None: not limited. Never under 0."""
         quota = self.quota(tenant)
@@ -286,6 +300,13 @@ class JobTable:
         """Note an event of this job that changes nothing about it."""
         key = f"log/{self.index}.{len(self.notes)}" if self.notes else f"log/{self.index}"
         self.notes.append(LogEvent(job, event, reason, key))
+
+    def attain(self, tenant: str, gpu_s: float) -> None:
+        """Count service of a tenant's guaranteed jobs. Who used the least of late is forgotten where tenants are too
+        many."""
+        self.recent[tenant] = self.recent.get(tenant, NO_USE).after(self.rack_s, gpu_s)
+        if len(self.recent) > TENANTS_MAX:
+            del self.recent[min(self.recent, key=lambda each: (self.recent[each].gpus(self.rack_s), each))]
 
     def limit(self, tenant: str, gpus: int | None) -> None:
         """Set a tenant's quota. What it holds beyond that runs out."""
@@ -368,6 +389,8 @@ class JobTable:
             self.tenants,
             self.needs,
             self.forgotten,
+            self.recent,
+            self.weights,
         )
         return msgspec.msgpack.encode(state)
 
@@ -389,6 +412,7 @@ class JobTable:
         self.pauses_over_s, self.drained, self.rack_s = state.pauses_over_s, state.drained, state.rack_s
         self.tenants = dict(state.tenants)
         self.needs, self.forgotten = state.needs, dict(state.forgotten)
+        self.recent, self.weights = dict(state.recent), dict(state.weights)
         self.rebuild()
 
     def check(self) -> None:

@@ -71,6 +71,7 @@ from plugins.scheduler.messages.commands import (
     TimeLimitSet,
     TuneAsked,
     Upgraded,
+    WeightSet,
 )
 from plugins.scheduler.policy.eligible import Drain
 
@@ -110,6 +111,8 @@ def _dispatch(queue: JobTable, command: Command) -> Result:
     match command:
         case Submitted():
             return job_starts.submitted(queue, command)
+        case WeightSet():
+            return tenants.weight_set(queue, command)
         case QuotaSet():
             return tenants.quota_set(queue, command)
         case TenantSet():
@@ -256,8 +259,11 @@ def _host_forgotten(queue: JobTable, command: HostForgotten) -> Result:
 def _attained(queue: JobTable, command: Attained) -> Result:
     for id, service in sorted(command.service_gpu_s.items()):
         job = queue.jobs.get(id)
-        if job is not None and service > job.measured.attained.get(command.host, 0.0):
+        known = 0.0 if job is None else job.measured.attained.get(command.host, 0.0)
+        if job is not None and service > known:
             job.measured.attained = {**job.measured.attained, command.host: service}
+            if job.counts:
+                queue.attain(job.spec.tenant, service - known)
     for id, use in sorted(command.uses.items()):
         job = queue.jobs.get(id)
         if job is not None and job.placed and job.grant.epoch == use.epoch:

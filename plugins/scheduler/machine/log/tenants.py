@@ -10,7 +10,7 @@ import msgspec
 
 from covey.core.events import LogEvent
 from plugins.scheduler.machine.log.job_table import TENANTS_MAX, JobTable
-from plugins.scheduler.messages.commands import Applied, NotApplied, QuotaSet, Result, TenantSet
+from plugins.scheduler.messages.commands import Applied, NotApplied, QuotaSet, Result, TenantSet, WeightSet
 from plugins.scheduler.policy import explain
 from plugins.scheduler.policy.explain import Never
 
@@ -54,6 +54,22 @@ def _quota_note(queue: JobTable, command: QuotaSet | TenantSet) -> LogEvent:
     what = "not limited" if command.gpus is None else explain.gpus(command.gpus)
     by = f", by {command.by}" if command.by else ""
     return LogEvent(f"tenant/{command.tenant}", "quota set", f"{what}{by}", f"log/{queue.index}")
+
+
+def weight_set(queue: JobTable, command: WeightSet) -> Result:
+    """Set the weight of a tenant; a repeated command changes nothing."""
+    tenant, weight = command.tenant, command.weight
+    if queue.weights.get(tenant, 1.0) == weight:
+        return Applied()
+    if weight != 1.0 and tenant not in queue.weights and len(queue.weights) >= TENANTS_MAX:
+        why = f"{TENANTS_MAX} tenants have a weight already, which is the limit"
+        what = f"the weight of tenant {tenant} was not changed"
+        return NotApplied(4, what, why, "agentctl quota TENANT --weight 1, for tenants that are not used")
+    rest = {other: each for other, each in queue.weights.items() if other != tenant}
+    queue.weights = rest if weight == 1.0 else {**rest, tenant: weight}
+    by = f", by {command.by}" if command.by else ""
+    queue.notes.append(LogEvent(f"tenant/{tenant}", "weight set", f"{weight:g}{by}", f"log/{queue.index}"))
+    return Applied()
 
 
 def tenant_set(queue: JobTable, command: TenantSet) -> Result:
