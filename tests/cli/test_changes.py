@@ -257,7 +257,11 @@ def test_quotas_and_volumes_are_changed(run: Run, agent: FakeAgent) -> None:
     agent.replies["POST /v1/quotas"] = {"gpus": 8}
     said = "ann has weight 2 among tenants without a quota; it has one now, by which its jobs go\n"
     assert run("quota", "ann", "--weight", "2")[:2] == (0, said)
-    for words in (("quota", "--weight", "2"), ("quota", "ann", "8", "--weight", "2"), ("quota", "ann", "--weight", "x")):
+    for words in (
+        ("quota", "--weight", "2"),
+        ("quota", "ann", "8", "--weight", "2"),
+        ("quota", "ann", "--weight", "x"),
+    ):
         code, _, err = run(*words)
         assert code == 2 and "agentctl quota alice --weight 2" in err
     assert run("volume", "create", "demo", "64MiB")[0] == run("volume", "rm", "demo")[0] == 0

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from covey.core.ids import JobId
 from plugins.scheduler.messages.spec import Pack
-from plugins.scheduler.policy.fair import Shares, Turns
+from plugins.scheduler.policy.fair import FairTurns, Shares
 from plugins.scheduler.policy.order import Row, Selection
 from plugins.scheduler.policy.place import slots
 
@@ -214,7 +214,7 @@ def choose(
     capacity: int,
     quotas: Mapping[str, int | None],
     default: int | None = None,
-    turns: Turns | None = None,
+    turns: FairTurns | None = None,
 ) -> Selection:
     """2DAS for jobs of several tenants. `rows`: guaranteed jobs, in the order of `order.ordered`; `turns`: by what
     tenants without a quota take turns; None: they do not, and all their jobs are in that one order.

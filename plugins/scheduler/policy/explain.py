@@ -15,7 +15,6 @@ from plugins.gossiped import MemoryHere
 from plugins.scheduler.messages.spec import JobSpec
 from plugins.scheduler.policy.order import Row, queue_of
 from plugins.scheduler.policy.place import slots
-from plugins.scheduler.policy.queue_positions import QueuePositions
 
 NAMED_MAX = 3
 """The number of jobs that are named one by one before the rest becomes a number."""
@@ -243,6 +242,50 @@ def named(rows: Sequence[Row], count: int | None = None) -> str:
     shown = ", ".join(f"{row.id} ({row.tenant}, {gpus(row.gpus)})" for row in rows[:NAMED_MAX])
     rest = (len(rows) if count is None else count) - NAMED_MAX
     return f"{shown} and {rest} more" if rest > 0 else shown
+
+
+class Position(msgspec.Struct, frozen=True):
+    """The position of one job in an order."""
+
+    row: Row
+    ahead: int
+    """The number of jobs ahead of it that wait."""
+    passed: bool
+    """Whether one of these was admitted later and asks for fewer GPUs."""
+
+
+class QueuePositions:
+    """What an order says of all its jobs, found by one walk down it: what a job waits for is then said without another.
+    Making it takes time in proportion to jobs times distinct widths; asking it takes none."""
+
+    def __init__(self, order: Sequence[Row]) -> None:
+        self.positions: dict[JobId, Position] = {}
+        self.waiting: list[Row] = []
+        self.holders: list[Row] = []
+        """The jobs that run, in order."""
+        self.held = 0
+        """The GPUs of the jobs that run."""
+        self.holders_of: dict[str, list[Row]] = {}
+        """Tenant -> its jobs that run, in order."""
+        self.used: dict[str, int] = {}
+        """GPUs of a tenant's holders that count against its quota."""
+        newest: dict[int, int] = {}
+        """Width -> newest job of this width that waits, among those walked so far."""
+        for row in order:
+            passed = any(number > row.number and gpus < row.gpus for gpus, number in newest.items())
+            self.positions[row.id] = Position(row, len(self.waiting), passed)
+            if row.running:
+                self._hold(row)
+            else:
+                self.waiting.append(row)
+                newest[row.gpus] = max(row.number, newest.get(row.gpus, 0))
+
+    def _hold(self, row: Row) -> None:
+        self.holders.append(row)
+        self.held += row.gpus
+        self.holders_of.setdefault(row.tenant, []).append(row)
+        if row.job_class != "opportunistic":
+            self.used[row.tenant] = self.used.get(row.tenant, 0) + row.gpus
 
 
 class OrderInForce(NamedTuple):

@@ -91,7 +91,7 @@ class Shares:
                 heapq.heappush(heads, (self.of(tenant), mine[tenant].pop(), tenant))
 
 
-class Turns(msgspec.Struct, frozen=True):
+class FairTurns(msgspec.Struct, frozen=True):
     """By what tenants without a quota take turns."""
 
     thresholds: Sequence[float]

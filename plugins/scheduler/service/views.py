@@ -30,9 +30,9 @@ from plugins.scheduler.policy import explain, order
 from plugins.scheduler.policy.carrying import is_equal, shares_of
 from plugins.scheduler.policy.classes import choose
 from plugins.scheduler.policy.eligible import GangShape, capped, open_to, shape_of
-from plugins.scheduler.policy.fair import NO_USE, Turns
+from plugins.scheduler.policy.explain import QueuePositions
+from plugins.scheduler.policy.fair import NO_USE, FairTurns
 from plugins.scheduler.policy.hang import unseen
-from plugins.scheduler.policy.queue_positions import QueuePositions
 from plugins.scheduler.policy.settings import SchedulerSettings
 from plugins.scheduler.policy.shared import device_of
 from plugins.scheduler.service.gpus import shared_gpus
@@ -174,7 +174,7 @@ class QueueSnapshot:
         rows = [row for row in self._rows if row.job_class != "opportunistic"]
         thresholds, default = settings.queue_thresholds_gpu_s, queue.quotas.get("*")
         rows = order.ordered(rows, thresholds, queue.quotas, default, settings.narrow_first)
-        turns = Turns(thresholds, queue.tenant_use({row.tenant for row in rows}))
+        turns = FairTurns(thresholds, queue.tenant_use({row.tenant for row in rows}))
         return turns.ordered(rows, queue.quotas, default)
 
     @cached_property

@@ -16,7 +16,7 @@ from plugins.scheduler.messages.commands import (
     Granted,
 )
 from plugins.scheduler.policy import classes, explain, order
-from plugins.scheduler.policy.fair import Turns
+from plugins.scheduler.policy.fair import FairTurns
 from plugins.scheduler.policy.place import place
 from plugins.scheduler.policy.settings import SchedulerSettings
 from tests.plugins.scheduler.plain_ground import PlainGround
@@ -102,7 +102,7 @@ class PlainAdmission:
             rows = [msgspec.structs.replace(row, attained_gpu_s=0.0) if row.running else row for row in rows]
         rows = [msgspec.structs.replace(row, firm=row.id in self.firm) for row in rows]
         rows = order.ordered(rows, thresholds, queue.quotas, default, self.settings.narrow_first)
-        turns = Turns(thresholds, queue.tenant_use([row.tenant for row in rows]))
+        turns = FairTurns(thresholds, queue.tenant_use([row.tenant for row in rows]))
         return classes.choose(rows, within, self._quotas_beside(apart, live), default, turns)
 
     def _quotas_beside(self, apart: Sequence[Job], live: Sequence[Job]) -> dict[str, int | None]:

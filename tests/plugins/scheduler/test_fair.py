@@ -13,9 +13,9 @@ from plugins.scheduler.machine.log.job_table import TENANTS_MAX, JobTable
 from plugins.scheduler.messages.commands import Applied, CancelAsked, NotApplied, WeightSet
 from plugins.scheduler.policy import explain
 from plugins.scheduler.policy.classes import choose
-from plugins.scheduler.policy.fair import HALF_LIFE_S, RecentUse, TenantUse, Turns
+from plugins.scheduler.policy.explain import QueuePositions
+from plugins.scheduler.policy.fair import HALF_LIFE_S, FairTurns, RecentUse, TenantUse
 from plugins.scheduler.policy.order import Row, ordered
-from plugins.scheduler.policy.queue_positions import QueuePositions
 from plugins.scheduler.service import asked
 from tests.plugins.scheduler.little import Little
 from tests.plugins.scheduler.test_queue import Told
@@ -31,7 +31,7 @@ def row(number: int, tenant: str, gpus: int = 1, running: bool = False, attained
 
 
 def run_of(rows: list[Row], capacity: int, use: TenantUse | None = None) -> list[str]:
-    turns = Turns(THRESHOLDS, use or TenantUse({}, {}))
+    turns = FairTurns(THRESHOLDS, use or TenantUse({}, {}))
     return list(choose(ordered(rows, THRESHOLDS, {}, None, True), capacity, {}, None, turns).run)
 
 
@@ -76,7 +76,7 @@ def test_with_one_tenant_nothing_changes_and_each_has_its_own_order(
 ) -> None:
     one = [row(n, "a", g, run, done) for n, (_, g, run, done) in enumerate(given_rows)]
     plain = ordered(one, THRESHOLDS, {}, None, True)
-    turns = Turns(THRESHOLDS, TenantUse(recent, {}))
+    turns = FairTurns(THRESHOLDS, TenantUse(recent, {}))
     assert turns.ordered(plain, {}, None) == plain
     assert choose(plain, capacity, {}, None, turns) == choose(plain, capacity, {})
     several = [row(n, t, g, run, done) for n, (t, g, run, done) in enumerate(given_rows)]
@@ -150,6 +150,6 @@ def test_weights_are_set_in_the_log_kept_and_bounded() -> None:
 
 def test_a_job_that_is_passed_by_another_tenants_is_told_so() -> None:
     rows = [row(1, "crowd", running=True), row(2, "crowd"), row(3, "late")]
-    positions = QueuePositions(Turns(THRESHOLDS).ordered(ordered(rows, THRESHOLDS, {}, None, True), {}, None))
+    positions = QueuePositions(FairTurns(THRESHOLDS).ordered(ordered(rows, THRESHOLDS, {}, None, True), {}, None))
     said = explain.waits_for(JobId("j2"), positions, (), 1, explain.OrderInForce(THRESHOLDS, {}, None))
     assert "2nd of the waiting jobs" in said and "ahead: j3 (late, 1 GPU), since late had fewer GPUs than crowd" in said

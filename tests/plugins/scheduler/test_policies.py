@@ -8,11 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from covey.core.ids import HostId, JobId
-from plugins.scheduler.policy.explain import OrderInForce, waits_for
+from plugins.scheduler.policy.explain import OrderInForce, QueuePositions, waits_for
 from plugins.scheduler.policy.order import Row, ordered, select
 from plugins.scheduler.policy.packing import PACKLIMIT, SpreadLoss, cost, refit, skew
 from plugins.scheduler.policy.place import place
-from plugins.scheduler.policy.queue_positions import QueuePositions
 from plugins.scheduler.policy.rules import COVEY, LAS_PUBLISHED, OrderRules
 from plugins.scheduler.policy.settings import SchedulerSettings
 

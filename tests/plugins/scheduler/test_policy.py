@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from covey.core.ids import HostId, JobId
 from plugins.scheduler.messages.spec import JobSpec, Pack
 from plugins.scheduler.policy import explain, order
+from plugins.scheduler.policy.explain import QueuePositions
 from plugins.scheduler.policy.order import Row, gittins, ordered, queue_of, select
 from plugins.scheduler.policy.place import place, spread
-from plugins.scheduler.policy.queue_positions import QueuePositions
 from plugins.scheduler.policy.settings import SchedulerSettings
 
 

@@ -9,8 +9,8 @@ from plugins.scheduler.machine.log.job_table import JobTable
 from plugins.scheduler.machine.log.queue import apply
 from plugins.scheduler.messages.commands import Granted, QuotaSet, Submitted
 from plugins.scheduler.messages.spec import JobSpec
+from plugins.scheduler.policy.explain import QueuePositions
 from plugins.scheduler.policy.order import Row
-from plugins.scheduler.policy.queue_positions import QueuePositions
 from plugins.scheduler.policy.settings import SchedulerSettings
 from plugins.scheduler.service import views
 from tests.plugins.scheduler.rack import Rack, on_a_rack, submit, until

@@ -5,8 +5,8 @@ import msgspec
 from covey.core.ids import HostId, JobId
 from plugins.scheduler.messages.spec import JobSpec
 from plugins.scheduler.policy import explain
+from plugins.scheduler.policy.explain import QueuePositions
 from plugins.scheduler.policy.order import Row
-from plugins.scheduler.policy.queue_positions import QueuePositions
 
 
 def spec(workers: int, each: int = 1, kind: str = "guaranteed", tenant: str = "t") -> JobSpec:

@@ -7,8 +7,8 @@ import msgspec
 
 from covey.core.ids import HostId, JobId
 from plugins.scheduler.policy import explain
+from plugins.scheduler.policy.explain import QueuePositions
 from plugins.scheduler.policy.order import Row
-from plugins.scheduler.policy.queue_positions import QueuePositions
 from tests.plugins.scheduler.test_words import row, spec
 
 TOTALS = {HostId("h1"): 4, HostId("h2"): 2}
