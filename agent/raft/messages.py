@@ -183,6 +183,8 @@ class AppendReply(Message, frozen=True, array_like=True):
     """Whether the log replaces one that voted before and is missing, or holds less than it acknowledged."""
     last_index: Count = 0
     """The durable end of the log that answers."""
+    commit: Count = 0
+    """The index up to which the host that answers knows that entries are committed, when accepted."""
 
 
 class InstallSnapshot(Message, frozen=True, array_like=True):

@@ -310,8 +310,11 @@ class Leading:
         voters = [host for host, progress in self.peers.items() if progress.voter]
         matches = [self.peers[host].match if self._counts(host) else 0 for host in voters]
         index = policy.commit_index([raft_log.durable, *matches])
-        if index > raft_log.commit and raft_log.log.term_at(index) == raft_log.term:
-            raft_log.commit_to(index)
+        if raft_log.log.term_at(index) == raft_log.term:
+            self._commit_to(index, now_s)
+
+    def _commit_to(self, index: int, now_s: float) -> None:
+        if self._raft_log.commit_to(index):
             for host, progress in self.peers.items():
                 self.feed(host, progress, now_s)
 
@@ -355,6 +358,9 @@ class Leading:
             return
         if progress.accepted(reply.match) and progress.voter:
             self.advance(now_s)
+        # What was committed before this leader's time it may hear from one that knows, up to where the logs are equal:
+        # by counting alone it could not, while a voter whose log the newest entries write down does not count yet.
+        self._commit_to(min(reply.commit, reply.match), now_s)
         self.feed(sender, progress, now_s)
 
     def _confirm(self, progress: Progress, number: int, now_s: float) -> None:

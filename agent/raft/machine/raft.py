@@ -455,7 +455,8 @@ class Raft(Outlook):
         """Answer a leader. A heartbeat is answered at once with what is already durable, so that a slow disk does not
         look like a lost host; entries are answered when they are on the disk."""
         raft_log = self._raft_log
-        reply = AppendReply(self.term, number, True, match, 0, 0, raft_log.identity, raft_log.lost, raft_log.durable)
+        who = (raft_log.identity, raft_log.lost, raft_log.durable, raft_log.commit)
+        reply = AppendReply(self.term, number, True, match, 0, 0, *who)
         (raft_log.answer if durable else raft_log.promise)(sender, reply)
 
     def _refuse(

@@ -412,6 +412,20 @@ def test_only_an_entry_of_the_leaders_own_term_is_committed_by_counting(match: i
     assert stage.rafts[A].commit == commit
 
 
+@pytest.mark.parametrize(("match", "told", "commit"), [(2, 2, 2), (2, 1, 1), (1, 2, 1), (2, 9, 2), (0, 2, 0)])
+def test_a_leader_hears_from_a_follower_what_is_committed_as_far_as_their_logs_are_equal(
+    match: int, told: int, commit: int
+) -> None:
+    """What an earlier leader committed and this one cannot count yet: a voter that lost its log does not count before
+    the entry that says so is committed, which may be one of those."""
+    stage = Stage(A, B, C, logs={A: (1, 2)}, term=2)
+    stage.stand(A)
+    stage.hear(A, B, VoteReply(3, True, True))
+    stage.hear(A, B, VoteReply(3, False, True))
+    stage.hear(A, B, AppendReply(3, 1, True, match, commit=told))
+    assert stage.rafts[A].commit == commit
+
+
 # ---- §5.6, §8 ----
 
 
