@@ -9,6 +9,7 @@ from cli.client import AgentctlError
 from cli.job_files import sbatch_options
 from cli.job_files.sbatch_options import Given
 from tests.cli.conftest import FakeAgent
+from tests.cli.public_scripts import SCRIPTS
 from tests.cli.rack_answers import Job, Run
 from tests.cli.rack_answers import answers as answers
 from tests.cli.rack_answers import run as run
@@ -162,3 +163,16 @@ def test_a_file_that_is_not_there_is_answered_with_the_nearest(run: Run, agent: 
     assert code == 2 and f"did you mean {tmp_path}/job.sh?" in err
     with pytest.raises(AgentctlError):
         sbatch_options.read(["--frob"], "sbatch")
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_scripts_that_sites_show_their_users_are_taken_or_refused_in_words(submit: Submit, name: str) -> None:
+    script = SCRIPTS[name]
+    body, err = submit("job.sh", script.text)
+    for said in script.says:
+        assert said in err, err
+    if script.refused:
+        assert not body and len(err.splitlines()) == 3
+    else:
+        assert {field: body.get(field) for field in script.asks} == script.asks, err
+        assert not [line for line in err.splitlines() if line.startswith("agentctl: ")], err
