@@ -115,6 +115,8 @@ class HostAgent:
         self._said_of_room = ""
         self._said_of_tenants = ""
         self.gate = Gate(self, rules_of(plugins), config.access.operators)
+        self._heard_of_hosts = 0
+        """How often gossip told something of a host."""
         self.loop_lag_s = 0.0
         """How late the event loop was when last measured, seconds; `agent.main.Daemon` sets it, and counts it in
         `loop_lags`."""
@@ -358,6 +360,7 @@ class HostAgent:
                 pass
             case LaterBootKnown():
                 self.env.spawn("agent: later boot", self._begin_after(event.boot))
+        self._heard_of_hosts += 1
         self.watch.heard(event, None if isinstance(event, LaterBootKnown) else self.gossip.peer(event.host))
         self._meet_now()
 
@@ -630,6 +633,12 @@ class HostAgent:
             endpoints = _endpoints_in(said) if state in ("alive", "suspect") else None
             if endpoints is not None and endpoints.read_open:
                 yield host, endpoints.http
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """Numbers that grow when something has changed: in this host's copy of the log; in what gossip knows of
+        hosts."""
+        return {"log": self.log.applied_index, "hosts": self._heard_of_hosts}
 
     def metrics(self) -> Measured:
         return measured(self)

@@ -44,6 +44,12 @@ HTTP_REQUEST_SECONDS = METRICS.histogram(
     bounds=(0.001, 0.005, 0.025, 0.1, 0.5, 2.5, 10.0),
 )
 HTTP_REQUESTS = METRICS.counter("covey_http_requests_total", "HTTP requests answered.", "status")
+HTTP_STREAMS = METRICS.gauge("covey_http_streams", "Event streams open now (/v1/events).")
+HTTP_STREAMS_ENDED = METRICS.counter(
+    "covey_http_streams_ended_total",
+    "Event streams that ended: the reader left, took nothing, may not read any more, or the agent stopped.",
+    "why",
+)
 JOB_FRAMES = METRICS.counter("covey_job_frames_total", "Frames and connections of jobs.sock, by kind.", "kind")
 JOB_PROCESSES = METRICS.gauge("covey_job_processes", "Processes joined on jobs.sock.")
 LEADER_TERM = METRICS.gauge("covey_leader_term", "Present term of the replicated log (Raft).")

@@ -93,6 +93,7 @@ ROUTES = {
     "GET /v1/voters": "which hosts vote, how far each has the log, which change is under way",
     "GET /v1/jobs": "jobs that wait or run; `?all=1`: ended ones too; `mine=1`, `user`, `state`, `name` (patterns), "
     "`tenant`: which (several with commas between them); `sort` (`-time`: descending), `limit`",
+    "GET /v1/events": "lists as a stream of server-sent events, whole and then what changes: `?tables=hosts,jobs,...`",
     "GET /v1/starts": "when jobs that wait will start, p50 and p90, and from what that is known; `?job=`: one of them",
     "GET /v1/jobs/{id}": "one job",
     "GET /v1/jobs/{id}/curve": "the job's step time and metrics over its steps, at most 512 points",

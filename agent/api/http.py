@@ -46,6 +46,7 @@ from agent.api.exposition import CONTENT_TYPE, exposition
 from agent.api.gate import ROOT
 from agent.api.gathering import LISTS, WAIT, Gathered, wait_of
 from agent.api.sockets import gid_of, tcp_socket, unix_socket
+from agent.api.streams.served import EventStreams
 from agent.api.tcp_door import TcpDoor
 from agent.authority.service import HostAuthority
 from agent.config import HttpSettings
@@ -57,6 +58,7 @@ from covey.core.version import VERSION
 from covey.ports.env import Env
 from plugins.askers import ASKER, Asker
 from plugins.base import Command
+from plugins.facts import HostView
 from plugins.scheduler.service.people.lists import FIELDS
 from plugins.views import ErrorView
 
@@ -152,6 +154,11 @@ class Api(Protocol):
         """Who has this uid; None: nobody that this host knows."""
 
     def metrics(self) -> Measured: ...
+    def hosts(self) -> Sequence[HostView]: ...
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """Numbers that grow when something has changed (`agent.api.streams.watched.Source`)."""
+
     @property
     def loop_lag_s(self) -> float:
         """Seconds by which the event loop's last timer was late."""
@@ -175,6 +182,7 @@ class HttpApi:
         """The number of answers by HTTP status."""
         self.refused: Counter[str] = Counter()
         """The number of requests refused before they reached a command, by reason."""
+        self._streams = EventStreams(api, self._list, lambda: self.api.boot, self.refused)
         self._times = Tally(metrics.HTTP_REQUEST_SECONDS)
         self._runners: list[web.AppRunner] = []
         self._listeners: list[asyncio.Server | TcpDoor] = []
@@ -263,6 +271,7 @@ class HttpApi:
             os.unlink(self.unix_path)
 
     async def _clean_up(self) -> None:
+        self._streams.close()
         listeners, self._listeners = self._listeners, []
         for listener in listeners:
             listener.close()
@@ -282,6 +291,7 @@ class HttpApi:
     def metrics(self) -> Measured:
         return {
             **self._times.measured(),
+            **self._streams.metrics(),
             metrics.BUILD_INFO.of(VERSION): 1.0,
             metrics.BOOT.of(): float(self.api.boot),
             metrics.START_TIME_SECONDS.of(): self.api.started_wall_s,
@@ -324,6 +334,7 @@ class HttpApi:
         get("/v1/jobs/{id}/report", self._ask("scheduler.report_job", _path_id))
         get("/v1/links", self._ask("agent.links", _nothing))
         get("/v1/why/{id:.*}", self._ask("agent.why", _path_and_wait))
+        get("/v1/events", self._events)
         get("/livez", self._livez)
         get("/readyz", self._readyz)
         get("/healthz", self._healthz)
@@ -389,9 +400,25 @@ class HttpApi:
                 6, f"{name} took too long", f"no answer within {ANSWER_S_MAX:.0f} s", "agentctl status"
             ) from None
 
+    async def _list(self, name: str, given: Mapping[str, Any]) -> Any:
+        """What a list answers to a stream. Refused or NoLeader where it cannot be read, also for a defect."""
+        try:
+            return await self._command(name, given)
+        except (Refused, NoLeader):
+            raise
+        except Exception as error:
+            # A defect in a list must not look like a dead agent: its readers are told.
+            self.api.env.log.error("a list could not be read", command=name, error=repr(error), exc_info=error)
+            why = f"a defect in the agent ({type(error).__name__})"
+            raise Refused(1, f"{name} failed", why, DEFECT_NEXT) from error
+
     def _answer(self, data: Any, status: int = 200) -> web.Response:
         said = {"data": data.data, "unanswered": data.unanswered} if isinstance(data, Gathered) else {"data": data}
         return _json({"schema": 1, "as_of_wall_s": self.api.env.clock.wall_s(), "host": self.api.id, **said}, status)
+
+    async def _events(self, request: web.Request) -> web.StreamResponse:
+        door = request.app[DOOR]
+        return await self._streams.serve(request, request[ASKS], SECURITY_HEADERS, lambda: door.admit(request))
 
     async def _livez(self, _request: web.Request) -> web.Response:
         """Answer 200, or 503 while the event loop lags."""
@@ -439,8 +466,10 @@ class HttpApi:
             # A defect in a plugin must not look like a dead agent: answer 500, log it once, serve the next request.
             self.api.env.log.error("request failed", path=request.path, error=repr(error), exc_info=error)
             response = _error(1, f"{request.method} {request.path} failed", _defect(request, error), DEFECT_NEXT)
-        response.headers.update(SECURITY_HEADERS)
         self.requests[response.status] += 1
+        if response.prepared:
+            return response  # a stream that has ended: how long it lasted says nothing of the agent
+        response.headers.update(SECURITY_HEADERS)
         self._times.see(self.api.env.clock.now_s() - began_s, _route_of(request))
         return response
 

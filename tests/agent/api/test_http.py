@@ -10,7 +10,7 @@ import random
 import socket
 import stat
 import tempfile
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast, get_args
@@ -34,7 +34,7 @@ from covey.ports.env import Env
 from covey.ports.users import FixedUsers
 from plugins.askers import ASKER, Asker
 from plugins.base import Command
-from plugins.facts import HostState
+from plugins.facts import HostState, HostView
 from plugins.memory.service.metrics import SLAB_EVICTIONS, SLABS
 from plugins.views import ErrorView, HostRow, LeaderView, PluginHealth
 from tests.agent.api.test_metrics import read_back
@@ -120,6 +120,7 @@ class FakeApi:
             }.items()
         }
         self.commands["agent.health"] = self.health
+        self.counts = {"log": 1, "hosts": 1}
 
     def answering(self, name: str, answer: Any) -> Command:
         async def command(given: Mapping[str, Any]) -> Any:
@@ -129,6 +130,9 @@ class FakeApi:
             return answer
 
         return command
+
+    def hosts(self) -> Sequence[HostView]:
+        return []
 
     async def health(self, _given: Mapping[str, Any]) -> Any:
         return {"plugins": self.plugins}
