@@ -106,6 +106,11 @@ class EventLog:
             self._file_bytes = FILE_BYTES_MAX  # reading stops at half a line
             raise
 
+    def after(self, wall_s: float, most: int) -> list[EventLine]:
+        """The newest lines, at most so many, that are later than a time by the wall clock, oldest first."""
+        found = [line for each in self._by_subject.values() for line in each if line.wall_s > wall_s]
+        return sorted(found, key=lambda line: line.wall_s)[-most:]
+
     def lines_of(self, subjects: Sequence[str], prefix: str = "") -> list[EventLine]:
         """Lines of these subjects and of those that start with `prefix` (if any), oldest first."""
         names = [name for name in self._by_subject if name in subjects or (prefix and name.startswith(prefix))]

@@ -75,6 +75,8 @@ RULES: Mapping[str, Rule] = {
     "agent.rack_shared_gpus": LOOK,
     "agent.rack_interference": LOOK,
     "agent.rack_groups": LOOK,
+    "agent.events": LOOK,
+    "agent.rack_events": LOOK,
     "agent.story": Rule("look", "job"),
     "agent.why": Rule("look", "job"),
     "agent.forget_gpu": Rule("operate", changes=True, noted=("gpu/{id}",)),

@@ -113,6 +113,7 @@ class Agent(RackMember, Protocol):
 
 
 READS: Mapping[str, type[msgspec.Struct]] = {
+    "agent.events": EventLine,
     "agent.local_clock": ClockRow,
     "agent.local_gossip": GossipRow,
     "agent.local_gpus": GpuRow,
@@ -129,6 +130,8 @@ READS: Mapping[str, type[msgspec.Struct]] = {
 """The reads that one agent may ask of another: command -> kind of its rows."""
 
 
+EVENTS_MAX = 200
+"""The most events of one host in a list of what happened on all."""
 CHANGE: Mapping[str, Any] = {"add": "", "remove": "", "force": False}
 """The fields of a change of voters and their defaults."""
 
@@ -155,6 +158,8 @@ class RackView:
             "agent.local_voter": self._local_voter,
             "agent.voters": self._voters,
             "agent.change_voters": self._change_voters,
+            "agent.events": self._events,
+            "agent.rack_events": self._rack_events,
             "agent.story": self._event_log,
             "agent.why": self._why,
             "agent.local_gossip": self._local_gossip,
@@ -348,7 +353,20 @@ class RackView:
         names = (subject, *(f"{kind}/{subject}" for kind in ("slab", "volume", "host", "job", "gpu")))
         return self._agent.event_log.lines_of(names, prefix=f"slab/{subject}/")
 
+    async def _events(self, arguments: Mapping[str, Any]) -> list[EventLine]:
+        """The newest events of this host, later than `after` (wall clock, s)."""
+        try:
+            after_s = float(arguments.get("after", 0.0))
+        except (TypeError, ValueError) as error:
+            raise Refused(2, "invalid `after`", str(error), "a time in seconds since 1970") from error
+        return self._agent.event_log.after(after_s, EVENTS_MAX)
+
     # ---- from every host ----
+
+    async def _rack_events(self, arguments: Mapping[str, Any]) -> Gathered:
+        asked = {"after": str(arguments.get("after", 0.0))}
+        found = await self._gathering.everywhere("agent.events", asked, wait_of(arguments))
+        return Gathered(merged([found.data]), found.unanswered)
 
     async def _gpus(self, arguments: Mapping[str, Any]) -> Gathered:
         found = await self._gathering.everywhere("agent.local_gpus", {}, wait_of(arguments))

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import difflib
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -18,12 +18,13 @@ from aiohttp import hdrs, web
 from agent import metrics
 from agent.api import access
 from agent.api.admission import NotAdmitted, network_of, peer_ip
-from agent.api.streams.tables import TABLES
+from agent.api.streams.tables import HAPPENED, TABLES
 from agent.api.streams.told import ToldTable
 from agent.api.streams.watched import ReadList, Source, Watched
 from covey.core.errors import Refused
 from covey.core.metrics import Measured
-from plugins.askers import Asker
+from plugins.askers import Asker, OwnerUser
+from plugins.views import EventLine
 
 STREAMS_MAX, STREAMS_USER_MAX, STREAMS_ADDRESS_MAX = 64, 16, 16
 """The most streams open at the same time: in all, of one user at the unix socket or by certificate, and of one address
@@ -43,39 +44,54 @@ Admit = Callable[[], Awaitable[Asker | NotAdmitted]]
 """Who reads now, or why they may not any more."""
 
 
+def view_of(asker: Asker) -> str:
+    """Whose view of the tables a reader has; empty: it sees all."""
+    return "" if asker.role == "operator" or asker.reads_all else f"u{asker.uid}"
+
+
 class Reader:
     """What is known of one reader."""
 
-    def __init__(self, asker: Asker, boot: int) -> None:
+    def __init__(self, asker: Asker, boot: int, jobs: ToldTable | None = None) -> None:
+        """`jobs`: the table that says whose the jobs of events are; None: it sees all events."""
         self.asker, self._boot = asker, boot
+        self._jobs = jobs
         self.known: dict[str, int | None] = {}
-        """ListTable -> the number up to which it was told everything; None: nothing."""
-
-    @property
-    def view(self) -> str:
-        """Whose view of the tables it has; empty: it sees all."""
-        return "" if self.asker.role == "operator" or self.asker.reads_all else f"u{self.asker.uid}"
+        """Table -> the number up to which it was told everything; None: nothing."""
 
     def id(self) -> str:
         """The id of all that it was told: `BOOT.N`, with whose view it was; empty while a table is missing."""
         numbers = [number for number in self.known.values() if number is not None]
         if len(numbers) < len(self.known):
             return ""
-        return f"{self._boot}.{min(numbers)}" + (f".{self.view}" if self.view else "")
+        return f"{self._boot}.{min(numbers)}" + (f".{view}" if (view := view_of(self.asker)) else "")
 
     def messages(self, told: Iterable[ToldTable], number: int, wall_s: float) -> list[bytes]:
         """What it is to be told now, everything up to this number."""
         found: list[tuple[str, Any]] = []
         for each in told:
-            if each.is_known:
-                message = each.since(self.known[each.name], self._shown, wall_s)
-                self.known[each.name] = number
-                found += [message] if message is not None else []
+            if not each.is_known or (each.name == HAPPENED and self._jobs is not None and not self._jobs.is_known):
+                continue
+            message = each.since(self.known[each.name], self._shown, wall_s)
+            self.known[each.name] = number
+            if message is not None:
+                found += [message] if each.name != HAPPENED else _events(message[1])
         last = len(found) - 1
         return [event(name, data, self.id() if place == last else "") for place, (name, data) in enumerate(found)]
 
     def _shown(self, row: Any) -> Any:
-        return access.shown_to(self.asker, row)
+        return access.shown_to(self.asker, row, self._is_own)
+
+    def _is_own(self, line: EventLine) -> bool:
+        """Whether an event is of an own job."""
+        row = self._jobs.row(line.subject.removeprefix("job/")) if self._jobs is not None else None
+        return row is not None and OwnerUser(row.user, row.uid).is_user(self.asker)
+
+
+def _events(data: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """A message for each event of a table of events, oldest first."""
+    lines = data["rows"] if "rows" in data else data["set"]
+    return [(HAPPENED, line) for line in sorted(lines.values(), key=lambda line: float(line["wall_s"]))]
 
 
 def event(name: str, data: Any, id: str) -> bytes:
@@ -129,15 +145,14 @@ class EventStreams:
             return web.Response(headers=response.headers)
         whose = self._whose(request, asker)
         self._refuse_many(whose, asker)
-        reader = Reader(asker, self._boot())
         seen = request.headers.get("Last-Event-ID", "") or request.query.get("since", "")
-        number = number_in(seen, self._boot(), reader.view, self._watched.number)
-        reader.known = dict.fromkeys(names, number)
+        told = {name: self._watched.watch(name) for name in _watches(names, asker)}
+        reader = Reader(asker, self._boot(), told.get("jobs") if view_of(asker) else None)
+        reader.known = dict.fromkeys(names, number_in(seen, self._boot(), view_of(asker), self._watched.number))
         self._open.append(whose)
-        told = [self._watched.watch(name) for name in names]
         try:
             await response.prepare(request)
-            why = await self._tell(request, response, reader, told, admit)
+            why = await self._tell(request, response, reader, [told[name] for name in names], admit)
             if why != "slow":
                 with contextlib.suppress(ConnectionError):
                     await response.write_eof()
@@ -145,7 +160,7 @@ class EventStreams:
             why = "left"
         finally:
             self._open.remove(whose)
-            for name in names:
+            for name in told:
                 self._watched.leave(name)
         self._ended[why] += 1
         return response
@@ -221,6 +236,11 @@ async def _taken(response: web.StreamResponse, message: bytes) -> bool:
     except TimeoutError:
         return False
     return True
+
+
+def _watches(names: Sequence[str], asker: Asker) -> Iterable[str]:
+    """The tables that have to be read for a reader of these: who does not see all events sees those of own jobs."""
+    return dict.fromkeys((*names, "jobs") if HAPPENED in names and view_of(asker) else names)
 
 
 def tables_in(text: str) -> list[str]:

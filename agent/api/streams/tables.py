@@ -29,6 +29,8 @@ class ListTable(NamedTuple):
     """The rows in what its command answers."""
     counting: tuple[str, ...] = ("age_s",)
     """The fields that only tell how much time has gone by; `times.for_s` is one within a field."""
+    adds: bool = False
+    """Whether its command is asked for what is newer alone, and adds that to what there is."""
     noise: Mapping[str, Callable[[Row], float]] = {}
     """Measured fields -> by how much one may move, from what the row had, until that is a change."""
 
@@ -38,6 +40,16 @@ def _slab(row: Row) -> str:
     return f"{row.volume}/{row.index}" + (f"/{row.member}" if row.member else "")
 
 
+def _event_key(row: Row) -> str:
+    """What an event is that several hosts may have noted, or one."""
+    return f"{row.subject}/{row.key}" if row.key else f"{row.subject}/{row.host}/{row.wall_s}/{row.event}"
+
+
+HAPPENED = "happened"
+"""The table of events: what hosts noted of jobs, volumes, GPUs and hosts. Each is told as an event of its own."""
+EVENTS_KEPT, EVENTS_S, LATE_S = 1000, 3600.0, 60.0
+"""The newest events that are kept; how old one may be that is told first, s; how much later than others' a host's
+events may come, s: its clock may be behind, and its answer late."""
 PARTS = 0.05
 """By which part of it a measured rate or time moves by itself (chosen)."""
 TABLES: Mapping[str, ListTable] = {
@@ -79,14 +91,13 @@ TABLES: Mapping[str, ListTable] = {
         },
     ),
     "gossip": ListTable("agent.gossip", lambda row: row.host, gathered=True, counting=("up_s",)),
+    HAPPENED: ListTable("agent.rack_events", _event_key, gathered=True, counting=("wall_s", "host"), adds=True),
     "leader": ListTable(
         "agent.leader", lambda _row: "leader", rows=lambda view: [view], stirred_by="log", counting=("age_s", "since_s")
     ),
     "voters": ListTable("agent.voters", lambda row: row.host, gathered=True, rows=lambda view: view.rows),
 }
 """The tables that can be asked for."""
-HAPPENED = "happened"
-"""What is asked for, beside tables, to hear each event of the hosts' event logs."""
 
 
 def keyed(table: ListTable, answer: Any) -> dict[str, Row]:
@@ -99,6 +110,17 @@ def keyed(table: ListTable, answer: Any) -> dict[str, Row]:
             key = f"{key}@{getattr(row, 'borrower', '') or getattr(row, 'host', '')}"
         found[key] = row
     return found
+
+
+def added(before: Mapping[str, Row], rows: Mapping[str, Row]) -> dict[str, Row]:
+    """The newest events of these two tables together."""
+    newest = sorted({**rows, **before}.items(), key=lambda each: float(each[1].wall_s))
+    return dict(newest[-EVENTS_KEPT:])
+
+
+def ask_after(before: Mapping[str, Row], wall_s: float) -> float:
+    """The wall clock after which events are new to whoever has these, s."""
+    return max((row.wall_s - LATE_S for row in before.values()), default=wall_s - EVENTS_S)
 
 
 def settled(table: ListTable, before: Row, now: Row) -> Row:

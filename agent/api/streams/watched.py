@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from agent.api.gathering import WAIT, Gathered, Unanswered
-from agent.api.streams.tables import TABLES, keyed
+from agent.api.streams.tables import TABLES, added, ask_after, keyed
 from agent.api.streams.told import ToldTable
 from covey.core.errors import NoLeader, Refused
 from covey.core.ids import HostId
@@ -125,6 +125,8 @@ class Watched:
         """Read a list once, and wake the readers where it has changed."""
         was_known, own, rows = told.is_known, self._source.id, None
         given = {**told.table.given, ASKER: READS_ALL, **({WAIT: WAIT_S} if told.table.gathered else {})}
+        if told.table.adds:
+            given["after"] = ask_after(told.rows, self._source.env.clock.wall_s())
         unanswered: tuple[Unanswered, ...]
         try:
             answer = await self._read_list(told.table.command, given)
@@ -134,6 +136,7 @@ class Watched:
         else:
             found = answer if isinstance(answer, Gathered) else Gathered(answer)
             rows, unanswered = keyed(told.table, found.data), found.unanswered
+            rows = added(told.rows, rows) if told.table.adds else rows
         if told.publish(rows, unanswered, self.number + 1, self._source.env.clock.wall_s()):
             self.number += 1
             self._turn()

@@ -12,11 +12,12 @@ import pytest
 from aiohttp import ClientResponse, ClientSession, UnixConnector
 
 from agent.api.access import job_outline
-from agent.api.streams import served
+from agent.api.streams import served, watched
+from agent.event_log import merged
 from agent.ports.clock import RealClock
 from covey.core.ids import HostId, JobId
 from plugins.askers import ASKER, Asker
-from plugins.views import GpuRow, HostRow, JobView
+from plugins.views import EventLine, GpuRow, HostRow, JobView
 from tests.agent.api.test_access import a_job
 from tests.agent.api.test_http import Rig, opened
 
@@ -33,7 +34,8 @@ class Rack:
         self.hosts: list[HostRow] = list(HOSTS)
         self.jobs: list[JobView] = []
         self.gpus: list[GpuRow] = []
-        for name in ("hosts", "gpus"):
+        self.rack_events: list[EventLine] = []
+        for name in ("hosts", "gpus", "rack_events"):
             rig.api.commands[f"agent.{name}"] = self.reading(name)
         rig.api.commands["scheduler.jobs"] = self.reading("jobs")
 
@@ -73,7 +75,8 @@ class Stream:
                 break
         self.id = fields.get("id", self.id)
         data = json.loads(fields["data"])
-        self._apply(fields["event"], data)
+        if fields["event"] != "happened":
+            self._apply(fields["event"], data)
         self.told.append((fields["event"], data))
         return self.told[-1]
 
@@ -149,6 +152,25 @@ async def test_each_reader_sees_of_jobs_what_the_list_would_show(rack: Rack) -> 
         rack.jobs[0] = msgspec.structs.replace(bobs, argv=("secret", "more"), cwd="/secret/2", exit_code=3)
         rack.rig.api.counts["log"] += 1
         assert (await reader.next())[1]["set"] == {"j1": {"exit_code": 3}}
+
+
+async def test_events_are_told_once_each_and_their_reasons_to_owners(
+    rack: Rack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watched, "RACK_S", 0.1)
+    rack.jobs = [a_job(id=JobId("j1")), a_job(id=JobId("j2"), user="ann", uid=ANN.uid)]
+    rack.rig.api.known = dict.fromkeys(rack.rig.api.known, ANN)
+    now_s = RealClock().wall_s()
+    lines = [EventLine(now_s + n, HostId("gpu1"), f"job/j{n}", "failed", "secret", f"j{n}/1") for n in (1, 2)]
+    rack.rack_events = lines[:1]
+    async with stream(rack.rig, "happened") as reader:
+        assert await reader.next() == ("happened", {**msgspec.to_builtins(lines[0]), "reason": ""})
+        noted_by_another = msgspec.structs.replace(lines[0], host=HostId("gpu2"), wall_s=now_s)
+        rack.rack_events = merged([[noted_by_another], lines])
+        assert await reader.next() == ("happened", msgspec.to_builtins(lines[1]))
+        async with stream(rack.rig, "happened", headers={"Last-Event-ID": reader.id}) as again:
+            rack.rack_events = [msgspec.structs.replace(lines[0], key="j1/2", subject="host/gpu2")]
+            assert (await again.next())[1]["reason"] == "secret", "it came after what was told already"
 
 
 async def test_lists_are_read_once_for_all_readers_and_not_without_one(rack: Rack) -> None:
