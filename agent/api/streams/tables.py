@@ -5,6 +5,7 @@ less than a measured value moves by itself, are the same row: the earlier one st
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -47,11 +48,19 @@ def _event_key(row: Row) -> str:
 
 HAPPENED = "happened"
 """The table of events: what hosts noted of jobs, volumes, GPUs and hosts. Each is told as an event of its own."""
+COUNTED = ("sent", "sent_bytes", "received", "received_bytes", "probes")
+"""What a host's gossip counts all the time: told when it has grown by a part."""
 EVENTS_KEPT, EVENTS_S, LATE_S = 1000, 3600.0, 60.0
 """The newest events that are kept; how old one may be that is told first, s; how much later than others' a host's
 events may come, s: its clock may be behind, and its answer late."""
 PARTS = 0.05
 """By which part of it a measured rate or time moves by itself (chosen)."""
+
+
+def _counted(field: str, row: Row) -> float:
+    return 1.0 + float(getattr(row, field)) * PARTS
+
+
 TABLES: Mapping[str, ListTable] = {
     "hosts": ListTable("agent.hosts", lambda row: row.host, stirred_by="hosts", counting=("age_s", "since_s")),
     "jobs": ListTable(
@@ -90,7 +99,13 @@ TABLES: Mapping[str, ListTable] = {
             "loss_measured": lambda _row: PARTS,
         },
     ),
-    "gossip": ListTable("agent.gossip", lambda row: row.host, gathered=True, counting=("up_s",)),
+    "gossip": ListTable(
+        "agent.gossip",
+        lambda row: row.host,
+        gathered=True,
+        counting=("up_s",),
+        noise={name: partial(_counted, name) for name in COUNTED},
+    ),
     HAPPENED: ListTable("agent.rack_events", _event_key, gathered=True, counting=("wall_s", "host"), adds=True),
     "leader": ListTable(
         "agent.leader", lambda _row: "leader", rows=lambda view: [view], stirred_by="log", counting=("age_s", "since_s")

@@ -29,7 +29,7 @@ RACK_S, LARGE_RACK_S, LARGE_RACK = 2.0, 5.0, 100
 WAIT_S = 1.5
 """Seconds for which hosts are waited for."""
 SPARE = 20.0
-"""Reading a list of this host is followed by a pause of at least so many times what it took."""
+"""Reading a list of this host is followed by a pause of at least so many times the processor time that it took."""
 READS_ALL = Asker(UNKNOWN_USER, "", "viewer", reads_all=True)
 """Whoever reads the lists for all readers: what each of them is shown is decided later."""
 
@@ -96,12 +96,12 @@ class Watched:
         clock, table = self._source.env.clock, told.table
         try:
             while self._watchers[told.name] > 0 and not self.is_closed:
-                seen, began_s = self._source.counts.get(table.stirred_by), clock.now_s()
+                seen, began_s = self._source.counts.get(table.stirred_by), clock.cpu_s()
                 await self._read(told)
                 if table.gathered:
                     await self._pause(LARGE_RACK_S if len(self._source.hosts()) > LARGE_RACK else RACK_S)
                 else:
-                    await self._until_stirred(table.stirred_by, seen, clock.now_s() - began_s)
+                    await self._until_stirred(table.stirred_by, seen, clock.cpu_s() - began_s)
         finally:
             self._reading.discard(told.name)
             told.is_known = False

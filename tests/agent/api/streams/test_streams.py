@@ -200,9 +200,10 @@ async def test_a_reader_that_never_reads_costs_little_and_is_let_go(
             await reader.next()
             rack.host(5, state="gone")
             assert (await reader.next())[1]["set"]["gpu5"]["state"] == "gone", "the others go on"
-            while not rack.rig.http._streams._ended["slow"]:
-                rack.host(6, slabs_free=rack.reads)
-                await reader.next()
+            async with asyncio.timeout(20):
+                while not rack.rig.http._streams._ended["slow"]:
+                    rack.host(6, slabs_free=rack.reads)
+                    await reader.next()
             assert rack.rig.http._streams._ended == {"slow": 1}
 
 
