@@ -48,6 +48,10 @@ GATHER_S_MAX = 600.0
 """Longest that an agent waits for hosts whose part of a list is missing, seconds (`agent.api.gathering.WAIT_S_MAX`)."""
 GATHER_EXTRA_S = 5.0
 """How much longer than for hosts the list itself is waited for, seconds."""
+STREAM_TURN_S = 0.5
+"""How long a stream may say nothing until its reader gets a turn, seconds."""
+HEAD_BYTES_MAX = 1 << 16
+"""The longest head of an answer, bytes."""
 CONNECT_S = 0.8
 """How long one connection may take: a refusal comes within a second when no agent listens."""
 
@@ -139,6 +143,23 @@ class Agent:
         if self.address is None and sockets:
             self.address = sockets[0] if len(sockets) == 1 else self._awake(sockets)
         return self._ask(method, target, body, self.timeout_s)
+
+    def stream(self, path: str, **query: object) -> Iterator[tuple[str, Any, str] | None]:
+        """The server-sent events of a stream: name, data, id; None after `STREAM_TURN_S` without one. It ends when the
+        agent ends it. AgentctlError where it is not opened, or breaks."""
+        address = self.address = self.address or self._awake(self.addresses)
+        connection = _connection(address, CONNECT_S)
+        try:
+            connection.connect()
+        except ssl.SSLError as error:
+            raise AgentctlError(FAILED, *tls.not_believed(address, error)) from None
+        except OSError as error:
+            raise self._nobody({address: error}) from None
+        with contextlib.closing(connection):
+            try:
+                yield from _events(connection.sock, _target((path,), query), address)
+            except OSError as error:
+                raise _not_trusted(address, error) or Gone("GET", address, error) from None
 
     def text(self, target: str) -> str:
         """A read whose answer is no JSON: `/metrics`."""
@@ -309,6 +330,51 @@ def _exchange(
         if not isinstance(found, dict):
             raise ValueError(f"HTTP status {response.status} with JSON that is not an object")
         return response.status, found
+
+
+def _events(sock: socket.socket, target: str, address: str) -> Iterator[tuple[str, Any, str] | None]:
+    """What comes over a connection as answer to this read, by HTTP/1.0: its end is the end of the answer."""
+    sock.sendall(f"GET {target} HTTP/1.0\r\nHost: localhost\r\n\r\n".encode())
+    sock.settimeout(STREAM_TURN_S)
+    parts, head, fields = b"", b"", dict[str, str]()
+    while True:
+        try:
+            part = sock.recv(1 << 18)
+        except TimeoutError:
+            yield None
+            continue
+        parts += part
+        if not head:
+            head, mark, rest = parts.partition(b"\r\n\r\n")
+            if not mark:
+                head = b""
+                if not part or len(parts) > HEAD_BYTES_MAX:
+                    raise _no_agent(address, "an answer that is not HTTP")
+                continue
+            parts = rest
+        if b" 200 " not in head.partition(b"\r\n")[0]:
+            if not part:
+                raise _refused(address, parts)
+            continue
+        *lines, parts = parts.split(b"\n")
+        for line in lines:
+            name, _, value = line.decode(errors="replace").partition(": ")
+            if name and value:
+                fields[name] = value
+            elif not name and "data" in fields:
+                yield fields.get("event", ""), json.loads(fields["data"]), fields.get("id", "")
+                fields = {}
+        if not part:
+            return
+
+
+def _refused(address: str, body: bytes) -> AgentctlError:
+    """What an agent says against a read."""
+    try:
+        said = json.loads(body)
+        return AgentctlError(*(said[key] for key in ("code", "what", "why", "next")))
+    except (ValueError, KeyError, TypeError):
+        return _no_agent(address, "it refused a stream without a reason")
 
 
 def _target(path: Sequence[str], query: Mapping[str, object]) -> str:

@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from typing import Any, NoReturn
 
 from cli.client import NO_AGENT, NOT_FOUND, NOT_WHOLE, Agent, AgentctlError, Answer
-from cli.table import DIM, RED, Paint, ago, printable
+from cli.table import DIM, RED, Paint, ago, folded, printable
 
 
 @dataclass
@@ -39,7 +39,7 @@ class Context:
     def as_of(self, answer: Answer, *more: str, age_s: float = 0.0) -> None:
         """The grey last line: who answered, and how old the oldest part is."""
         parts = [*more, f"as {answer.host} knows it, {ago(age_s)}"]
-        self.say(self.paint("; ".join(parts), DIM))
+        self.say(self.paint(folded("; ".join(parts), 0, self.paint.width), DIM))
 
     def whole(self, answer: Answer) -> int:
         """The exit code of a list: 0, or 8 when not every host answered. Who did not is said on stderr; JSON has it."""

@@ -24,7 +24,7 @@ from cli.table import BOLD, DIM, RED, Paint
 LOOK, ACT = "look", "act"
 NOUNS = {
     "hosts": (LOOK, "list hosts, their state, and what each can spare; drain one"),
-    "gpus": (LOOK, "list all GPUs and who holds each (--watch: how jobs share them)"),
+    "gpus": (LOOK, "list all GPUs and who holds each (--shared: how jobs share them)"),
     "groups": (LOOK, "show which jobs share hosts in turns, and how busy they keep them"),
     "interference": (LOOK, "show how much jobs that share a GPU slow the guaranteed one"),
     "jobs": (LOOK, "list jobs, and why each is in its state (-a: ended ones too)"),

@@ -41,20 +41,30 @@ class Paint:
         return word if tone is None else self(word, TONE_COLOURS[tone])
 
 
-def table(titles: Sequence[str], rows: Iterable[Sequence[object]], right: Collection[str], paint: Paint) -> str:
-    """Aligned text. Columns named in `right` hold numbers; a column without any content is left out. On a terminal that
-    is too narrow the last column goes on in the next line, under itself."""
+def table(
+    titles: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    right: Collection[str],
+    paint: Paint,
+    least: Sequence[str] = (),
+    width: int | None = None,
+) -> str:
+    """Aligned text. Columns named in `right` hold numbers; a column without any content is left out. A terminal of
+    `width` columns (None: this one's; 0: any) that is too narrow shows no column of `least`, the first of them first,
+    then the others from the right; the last column that is shown goes on in the next line, under itself."""
+    width = paint.width if width is None else width
     cells = [[shown(value) for value in row] for row in rows]
     kept = [i for i in range(len(titles)) if i == 0 or not cells or any(row[i] != "-" for row in cells)]
-    widths = [max(len(titles[i]), *(len(row[i]) for row in cells)) if cells else len(titles[i]) for i in kept]
+    widths = {i: max(len(titles[i]), *(len(row[i]) for row in cells)) if cells else len(titles[i]) for i in kept}
+    kept = columns_within(titles, kept, widths, least, width)
 
     def line(row: Sequence[str], heading: bool = False) -> str:
         parts = []
-        for place, (i, width) in enumerate(zip(kept, widths, strict=True)):
+        for place, i in enumerate(kept):
             last = place == len(kept) - 1
-            text = row[i].rjust(width) if titles[i] in right else row[i] if last else row[i].ljust(width)
+            text = row[i].rjust(widths[i]) if titles[i] in right else row[i] if last else row[i].ljust(widths[i])
             if last and not heading:
-                text = folded(text, sum(widths[:-1]) + 2 * place, paint.width)
+                text = folded(text, sum(widths[each] for each in kept[:-1]) + 2 * place, width)
             painted = paint(text, BOLD) if heading else text.replace(row[i], paint.state(row[i]), 1)
             parts.append(text if titles[i] in right and not heading else painted)
         return "  ".join(parts).rstrip()
@@ -62,14 +72,33 @@ def table(titles: Sequence[str], rows: Iterable[Sequence[object]], right: Collec
     return "\n".join([line(list(titles), heading=True), *(line(row) for row in cells)])
 
 
+def columns_within(
+    titles: Sequence[str], kept: Sequence[int], widths: Mapping[int, int], least: Sequence[str], width: int
+) -> list[int]:
+    """The columns that a terminal has room for, of these: the first always, and as many of the others as fit, without
+    those of `least` first. The last one may be folded."""
+    found = list(kept)
+    goes = [titles.index(title) for title in least if title in titles]
+    goes += [i for i in reversed(kept) if i not in goes]
+    for i in goes:
+        last = found[-1]
+        needs = sum(widths[each] for each in found[:-1]) + 2 * (len(found) - 1) + min(widths[last], FOLD_MIN)
+        if not width or needs < width or len(found) == 1:
+            break
+        if i in found and i != found[0]:
+            found.remove(i)
+    return found
+
+
 def folded(text: str, indent: int, width: int) -> str:
     """`text` in lines that end before column `width`, all but the first indented; as it is when there is no room."""
     room = width - indent - 1
-    if len(text) <= room or room < FOLD_MIN:
+    if not width or len(text) <= room or (indent and room < FOLD_MIN):
         return text
     import textwrap  # only where it is needed: agentctl's imports are a budget
 
-    return f"\n{' ' * indent}".join(textwrap.wrap(text, room))
+    parts = textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False)
+    return f"\n{' ' * indent}".join(parts)
 
 
 def shown(value: object) -> str:

@@ -7,10 +7,22 @@ from collections.abc import Mapping
 from typing import Any
 
 from cli.context import Context
-from cli.table import table
+from cli.lists import Listing, list_arguments, show
 from covey.core.units import format_seconds
 
-TITLES = ("HOST", "HEALTH", "SENT/s", "KB/s", "HEARD/s", "KB/s", "PROBES", "FAILED", "REFUTED", "STALLS", "LONGEST")
+TITLES = (
+    "HOST",
+    "HEALTH",
+    "SENT/s",
+    "SENT KB/s",
+    "HEARD/s",
+    "HEARD KB/s",
+    "PROBES",
+    "FAILED",
+    "REFUTED",
+    "STALLS",
+    "LONGEST",
+)
 RIGHT = TITLES[1:]
 RATES = ("sent", "sent_bytes", "received", "received_bytes")
 DROPPED = {
@@ -27,16 +39,14 @@ DROPPED = {
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    del parser
+    list_arguments(parser)
 
 
 def run(context: Context) -> int:
     answer = context.agent.gather("gossip")
-    if context.json:
-        context.say_json(answer.whole)
-        return context.whole(answer)
     rows = sorted(answer.data, key=lambda row: str(row["host"]))
-    context.say(table(TITLES, [line(row) for row in rows], RIGHT, context.paint))
+    if not show(context, Listing(TITLES, line, "host", RIGHT), answer, rows):
+        return context.whole(answer)
     for row in rows:
         for note in notes(row):
             context.say(f"{row['host']}: {note}")

@@ -1,4 +1,4 @@
-"""List every GPU of the rack, and which job holds it. `--line` prints one line for a status bar; `--watch` shows every
+"""List every GPU of the rack, and which job holds it. `--line` prints one line for a status bar; `--shared` shows every
 second how jobs share each GPU.
 
 A GPU that is `lost`, to be emptied (`drain`) or in an unknown state takes no job; NOTE says why. Once a GPU was reset,
@@ -13,7 +13,9 @@ from typing import Any
 from cli.client import USAGE, AgentctlError
 from cli.context import Context
 from cli.hosts import shared_gpus
-from cli.table import ago, plural, table
+from cli.lists import Listing, list_arguments, show
+from cli.table import ago, plural
+from cli.watched import watch, watch_argument
 from covey.core.units import format_size
 
 TITLES = ("HOST", "GPU", "MODEL", "MEMORY USED", "OF", "BUSY", "JOB", "SEEN", "NOTE")
@@ -32,48 +34,56 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("gpu", nargs="?", metavar="UUID", help="UUID of the GPU")
     parser.add_argument("--line", action="store_true", help="print one line, for a status bar such as tmux's")
     said = "show how jobs share each GPU, again every second (or SECONDS)"
-    parser.add_argument("--watch", nargs="?", const=1.0, type=float, metavar="SECONDS", help=said)
+    list_arguments(parser)
+    watch_argument(parser)
+    parser.add_argument("--shared", nargs="?", const=1.0, type=float, metavar="SECONDS", help=said)
 
 
 def run(context: Context) -> int:
     if context.args.action is not None:
         return forget(context, context.args.gpu)
-    if context.args.watch is not None:
-        return shared_gpus.watch(context, max(0.2, context.args.watch))
+    if context.args.shared is not None:
+        return shared_gpus.watch(context, max(0.2, context.args.shared))
+    if context.args.watch:
+        return watch(context, "gpus", lambda _rows: LISTING)
     answer = context.agent.gather("gpus")
-    if context.json:
-        context.say_json(answer.whole)
-        return context.whole(answer)
     gpus = answer.data
     uses = [use(gpu) for gpu in gpus]
     free, away, out = uses.count("free"), sum(name in AWAY for name in uses), uses.count("out")
     summary = f"{plural(len(gpus), 'GPU')}: {len(gpus) - free - away - out} held, {free} free"
     summary += f", {out} out of use" if out else ""
     summary += f", {away} on hosts that are gone" if away else ""
-    if context.args.line:
+    if context.args.line and not context.json:
         silent = len(answer.unanswered)
         context.say(summary + (f"; {plural(silent, 'host')} did not answer" if silent else ""))
         return context.whole(answer)
-    rows = [
-        (
-            gpu["host"],
-            gpu["index"],
-            (gpu["model"] or "unknown")
-            + (" (simulated)" if gpu["simulated"] and "simulated" not in gpu["model"].lower() else ""),
-            format_size(gpu["memory_used_bytes"]) if tells(gpu) else None,
-            format_size(gpu["memory_total_bytes"]) if gpu["memory_total_bytes"] else None,
-            f"{gpu['utilization']:.0%}" if tells(gpu) and gpu["utilization"] is not None else None,
-            name,
-            ago(gpu["age_s"]),
-            note(gpu),
-        )
-        for gpu, name in zip(gpus, uses, strict=True)
-    ]
-    context.say(table(TITLES, rows, ("GPU", "MEMORY USED", "OF", "BUSY"), context.paint))
+    if not show(context, LISTING, answer):
+        return context.whole(answer)
     for next_step in dict.fromkeys(step for gpu in gpus if (step := next_of(gpu))):
         context.say(f"next: {next_step}")
     context.as_of(answer, summary, age_s=max((gpu["age_s"] for gpu in gpus), default=0.0))
     return context.whole(answer)
+
+
+def cells(gpu: Mapping[str, Any]) -> tuple[object, ...]:
+    """What the columns of `TITLES` show of a GPU."""
+    simulated = " (simulated)" if gpu["simulated"] and "simulated" not in gpu["model"].lower() else ""
+    return (
+        gpu["host"],
+        gpu["index"],
+        (gpu["model"] or "unknown") + simulated,
+        format_size(gpu["memory_used_bytes"]) if tells(gpu) else None,
+        format_size(gpu["memory_total_bytes"]) if gpu["memory_total_bytes"] else None,
+        f"{gpu['utilization']:.0%}" if tells(gpu) and gpu["utilization"] is not None else None,
+        use(gpu),
+        ago(gpu["age_s"]),
+        note(gpu),
+    )
+
+
+LISTING = Listing(
+    TITLES, cells, "uuid", ("GPU", "MEMORY USED", "OF", "BUSY"), ("SEEN", "MODEL", "OF", "MEMORY USED", "BUSY", "NOTE")
+)
 
 
 def forget(context: Context, gpu: str | None) -> int:

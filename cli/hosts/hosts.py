@@ -15,12 +15,14 @@ only a person uncordons it."""
 
 import argparse
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from cli.client import REFUSED, TOO_LATE, USAGE, AgentctlError
 from cli.context import Context
-from cli.table import ago, of, plural, table
+from cli.lists import Listing, list_arguments, show
+from cli.table import ago, of, plural
+from cli.watched import watch, watch_argument
 from covey.core.units import format_seconds
 
 TITLES = ("HOST", "STATE", "LEADS", "FOR", "GPUS FREE", "SLABS FREE", "SLABS LENT", "SUMS FOR", "SEEN", "NOTE")
@@ -43,6 +45,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--stop-jobs", action="store_true", help="with drain: stop jobs that cannot move, and queue them again"
     )
+    list_arguments(parser)
+    watch_argument(parser)
     parser.add_argument("--wait", action="store_true", help="with drain: return once nothing is left on the host")
 
 
@@ -50,26 +54,11 @@ def run(context: Context) -> int:
     args = context.args
     if args.action is not None:
         return act(context, args.action, args.host)
+    if args.watch:
+        return watch(context, "hosts", listing)
     answer = context.agent.get("hosts")
-    if context.json:
-        return context.say_json(answer.whole)
-    has_other_users = any(host.get("other_users") in ("limited", "unlimited") for host in answer.data)
-    rows = [
-        (
-            host["host"],
-            host["state"],
-            "leader" if host["leads"] else "",
-            format_seconds(host["since_s"]),
-            of(host["gpus_free"], host["gpus_total"]),
-            host["slabs_free"],
-            host["slabs_lent"],
-            plural(host["aggregator_jobs"], "job") if host["aggregator_jobs"] else "",
-            ago(host["age_s"]),
-            note(host, has_other_users),
-        )
-        for host in answer.data
-    ]
-    context.say(table(TITLES, rows, ("FOR", "GPUS FREE", "SLABS FREE", "SLABS LENT"), context.paint))
+    if not show(context, listing(answer.data), answer):
+        return 0
     for next_step in dict.fromkeys(step for host in answer.data for step in steps(host)):
         context.say(f"next: {next_step}")
     alive = sum(host["state"] == "alive" for host in answer.data)
@@ -78,6 +67,29 @@ def run(context: Context) -> int:
     alive_text = f"{alive} of {plural(len(answer.data), 'host')} alive{f', {wrong} wrong' if wrong else ''}"
     context.as_of(answer, alive_text, f"{leader} leads" if leader else "no leader now")
     return 0
+
+
+def listing(rows: Sequence[dict[str, Any]]) -> Listing:
+    """How these hosts are listed."""
+    has_other_users = any(host.get("other_users") in ("limited", "unlimited") for host in rows)
+    right, least = ("FOR", "GPUS FREE", "SLABS FREE", "SLABS LENT"), ("SEEN", "SUMS FOR", "SLABS LENT", "SLABS FREE")
+    return Listing(TITLES, lambda host: cells(host, has_other_users), "host", right, (*least, "FOR", "LEADS"))
+
+
+def cells(host: dict[str, Any], has_other_users: bool) -> tuple[object, ...]:
+    """What the columns of `TITLES` show of a host."""
+    return (
+        host["host"],
+        host["state"],
+        "leader" if host["leads"] else "",
+        format_seconds(host["since_s"]),
+        of(host["gpus_free"], host["gpus_total"]),
+        host["slabs_free"],
+        host["slabs_lent"],
+        plural(host["aggregator_jobs"], "job") if host["aggregator_jobs"] else "",
+        ago(host["age_s"]),
+        note(host, has_other_users),
+    )
 
 
 def act(context: Context, action: str, host: str | None) -> int:

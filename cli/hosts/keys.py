@@ -8,10 +8,12 @@ that does not answer stops it, and typing it again continues. A host that is gon
 joins again by `agentctl rack join --leave-own` with a token. Nothing is restarted."""
 
 import argparse
+from collections.abc import Mapping
+from typing import Any
 
 from cli.client import TRY_AGAIN, AgentctlError
 from cli.context import Context
-from cli.table import table
+from cli.lists import Listing, list_arguments, show
 
 TITLES = ("HOST", "SEALS WITH", "OPENS ALSO")
 STEPS_MAX = 6
@@ -20,23 +22,25 @@ STEPS_MAX = 6
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("verb", nargs="?", default="list", choices=("list", "rotate"))
+    list_arguments(parser)
 
 
 def run(context: Context) -> int:
-    return rotate(context) if context.args.verb == "rotate" else show(context)
+    return rotate(context) if context.args.verb == "rotate" else listed(context)
 
 
-def show(context: Context) -> int:
+def listed(context: Context) -> int:
     answer = context.agent.gather("keys")
-    if context.json:
-        context.say_json(answer.whole)
+    if not show(context, Listing(TITLES, _cells, "host"), answer, sorted(answer.data, key=_by_host)):
         return context.whole(answer)
-    rows = [(row["host"], row["ids"][0], ", ".join(row["ids"][1:])) for row in sorted(answer.data, key=_by_host)]
-    context.say(table(TITLES, rows, (), context.paint))
     if len({tuple(row["ids"]) for row in answer.data}) > 1 or any(len(row["ids"]) > 1 for row in answer.data):
         context.say("a rotation has begun and is not complete; next: agentctl keys rotate")
     context.as_of(answer)
     return context.whole(answer)
+
+
+def _cells(row: Mapping[str, Any]) -> tuple[object, ...]:
+    return row["host"], row["ids"][0], ", ".join(row["ids"][1:])
 
 
 def _by_host(row: dict[str, str]) -> str:

@@ -1,4 +1,4 @@
-"""`agentctl gpus --watch`: who shares each GPU and what each may do there, again every second."""
+"""`agentctl gpus --shared`: who shares each GPU and what each may do there, again every second."""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence

@@ -14,7 +14,8 @@ from typing import Any
 
 from cli.client import TOO_LATE, USAGE, AgentctlError, Answer
 from cli.context import Context
-from cli.table import ago, table
+from cli.lists import Listing, list_arguments, show
+from cli.table import ago
 
 TITLES = ("HOST", "PART", "LEADS", "ENTRY", "SEEN", "ITS AGENT.TOML")
 HOSTS = {"list": 0, "add": 1, "remove": 1, "replace": 2}
@@ -27,6 +28,7 @@ LOOK_S = 0.3
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("verb", nargs="?", default="list", choices=tuple(HOSTS))
+    list_arguments(parser)
     parser.add_argument("hosts", nargs="*", metavar="HOST")
     parser.add_argument("--force", action="store_true", help="add a host that is away; it catches up when it returns")
     parser.add_argument(
@@ -41,7 +43,7 @@ def run(context: Context) -> int:
         why = f"`{verb}` takes {HOSTS[verb] or 'no'} host{'' if HOSTS[verb] == 1 else 's'}"
         raise AgentctlError(USAGE, f"voters {verb}: {len(hosts)} hosts given", why, f"agentctl voters {verb}{usage}")
     if verb == "list":
-        return show(context, context.agent.gather("voters"))
+        return listed(context, context.agent.gather("voters"))
     wish = {"add": hosts[-1]} if verb != "remove" else {}
     wish |= {"remove": hosts[0]} if verb != "add" else {}
     answer = context.agent.post("voters", body={**wish, "force": context.args.force})
@@ -49,7 +51,7 @@ def run(context: Context) -> int:
         context.say(answer.data["said"])
     if context.args.no_wait:
         return context.say_json(answer.whole) if context.json else 0
-    show(context, wait(context, wish.get("add", ""), wish.get("remove", "")))
+    listed(context, wait(context, wish.get("add", ""), wish.get("remove", "")))
     return 0  # the change is complete, also where the host that votes no more is dead, and said nothing of itself
 
 
@@ -73,12 +75,10 @@ def wait(context: Context, add: str, remove: str) -> Answer:
         time.sleep(LOOK_S)
 
 
-def show(context: Context, answer: Answer) -> int:
-    if context.json:
-        context.say_json(answer.whole)
-        return context.whole(answer)
+def listed(context: Context, answer: Answer) -> int:
     now = answer.data
-    context.say(table(TITLES, [line(row) for row in now["rows"]], ("ENTRY",), context.paint))
+    if not show(context, Listing(TITLES, line, "host", ("ENTRY",), ("ITS AGENT.TOML", "SEEN")), answer, now["rows"]):
+        return context.whole(answer)
     notes = [f"{row['host']}: {note}" for row in now["rows"] for note in row["notes"]]
     for note in [now["under_way"], *notes]:
         if note:

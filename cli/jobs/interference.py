@@ -11,7 +11,8 @@ from typing import Any
 
 from cli.context import Context
 from cli.jobs.jobs import step_time
-from cli.table import ago, plural, table
+from cli.lists import Listing, list_arguments, show
+from cli.table import ago, plural
 
 TITLES = ("JOB", "HOST", "GPU", "STATE", "SLOWER", "ALONE", "AGE", "CHECKS", "BESIDE", "THE OTHERS MAY")
 ONE_SIDED_90 = 1.3
@@ -21,15 +22,15 @@ CHECKING = ("baseline", "verify")
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("job", nargs="?", metavar="JOB", help="show only this job")
+    list_arguments(parser)
 
 
 def run(context: Context) -> int:
     answer = context.agent.gather("interference")
     rows = [row for row in answer.data if context.args.job in (None, row["job"])]
-    if context.json:
-        context.say_json({**answer.whole, "data": rows})
+    listing = Listing(TITLES, shown, "job", ("SLOWER", "ALONE", "AGE", "CHECKS"), ("CHECKS", "AGE", "ALONE"))
+    if not show(context, listing, answer, rows, json_too=True):
         return context.whole(answer)
-    context.say(table(TITLES, [shown(row) for row in rows], ("SLOWER", "ALONE", "AGE", "CHECKS"), context.paint))
     count = f"guaranteed jobs run on {plural(len(rows), 'GPU')}"
     context.as_of(answer, count, age_s=max((row["age_s"] for row in rows), default=0.0))
     return context.whole(answer)

@@ -7,17 +7,17 @@ Filters take several values with commas between them: --state running,held. --na
 csv and -o jsonl are for programs, and --columns names what is shown: id,name,state."""
 
 import argparse
-import csv
-import json
-import sys
+import os
+import pwd
 import time
-from difflib import get_close_matches
+from fnmatch import fnmatchcase
 from typing import Any
 
-from cli.client import USAGE, AgentctlError
 from cli.context import Context
 from cli.jobs.starting import starts_of
-from cli.table import plural, printable, table
+from cli.lists import Listing, chosen, list_arguments, show, titles_of
+from cli.table import plural
+from cli.watched import watch, watch_argument
 from covey.core.units import format_seconds, format_size
 
 TITLES = (
@@ -40,7 +40,6 @@ TITLES = (
 
 
 FILTERS = ("user", "state", "name", "tenant")
-FORMATS = ("table", "json", "jsonl", "csv", "name")
 RIGHT = ("WORKERS", "GPUS", "STEP", "EACH", "MEMORY", "TIME")
 
 
@@ -59,8 +58,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--sort", metavar="FIELD", help="id, name, user, state, gpus, time ...; =-time: the longest first"
     )
     parser.add_argument("--limit", metavar="N", help="the first N only")
-    parser.add_argument("-o", "--output", choices=FORMATS, default="table", help="the form of the list")
-    parser.add_argument("--columns", metavar="A,B", help="what is shown: id,name,state ...")
+    list_arguments(parser, sorts=False)
+    watch_argument(parser)
 
 
 def filters(context: Context) -> dict[str, str]:
@@ -70,49 +69,55 @@ def filters(context: Context) -> dict[str, str]:
 
 def run(context: Context) -> int:
     args, said = context.args, filters(context)
-    columns = columns_of(args.columns)
     mine = None if args.everyone or "user" in said else 1
+    if args.watch:
+        return watch(context, "jobs", lambda _rows: LISTING, lambda job: is_wanted(context, job, mine is not None))
+    columns = titles_of(context, LISTING)
     answer = context.agent.get("jobs", all=1 if args.all else None, mine=mine, sort=args.sort, limit=args.limit, **said)
-    if context.json or args.output == "json":
-        return context.say_json(answer.whole)
-    if args.output == "jsonl":
-        for job in answer.data:
-            context.say(json.dumps(job))
-        return 0
-    if args.output == "name":
-        for job in answer.data:
-            context.say(job["id"])
-        return 0
-    if "WHY" in columns and any(job["state"] == "queued" for job in answer.data):
+    rows = answer.data
+    for_people = not context.json and args.output in ("table", "wide", "csv")
+    if for_people and "WHY" in columns and any(job["state"] == "queued" for job in rows):
         starts = starts_of(context)
-        for job in answer.data:
+        for job in rows:
             if job["id"] in starts:
                 job["reason"] = "; ".join([starts[job["id"]], *([job["reason"]] if job["reason"] else [])])
-    rows = [[shown for title, shown in zip(TITLES, row(job), strict=True) if title in columns] for job in answer.data]
-    if args.output == "csv":
-        writer = csv.writer(sys.stdout, lineterminator="\n")
-        writer.writerow([title.lower().replace(" ", "_") for title in columns])
-        writer.writerows([["" if cell is None else printable(str(cell)) for cell in each] for each in rows])
-        return 0
-    context.say(table(columns, rows, RIGHT, context.paint))
-    more = "" if args.all else " waiting or running"
-    age_s = max((job["age_s"] for job in answer.data), default=0.0)
-    context.as_of(answer, plural(len(rows), "job") + more, age_s=age_s)
+    if show(context, LISTING, answer):
+        more = "" if args.all else " waiting or running"
+        age_s = max((job["age_s"] for job in rows), default=0.0)
+        context.as_of(answer, plural(len(chosen(context, LISTING, rows)), "job") + more, age_s=age_s)
     return 0
 
 
-def columns_of(said: str | None) -> tuple[str, ...]:
-    """The titles of the columns that are shown. AgentctlError: there is no such column."""
-    if said is None:
-        return TITLES
-    known = {("id" if title == "JOB" else title.lower().replace(" ", "_")): title for title in TITLES}
-    wanted = [word.strip().lower() for word in said.split(",") if word.strip()]
-    for word in wanted:
-        if word not in known:
-            near = get_close_matches(word, known, 1, 0.5)
-            step = f"did you mean {near[0]}?" if near else "agentctl jobs --columns id,name,state"
-            raise AgentctlError(USAGE, f"invalid --columns {word[:40]!r}", f"expected {', '.join(known)}", step)
-    return tuple(title for name, title in known.items() if name in wanted)
+def is_wanted(context: Context, job: dict[str, Any], mine: bool) -> bool:
+    """Whether a job of the stream, which has all, is one that was asked for."""
+    args, user = context.args, job.get("user") or ""
+    if job["over"] and not args.all and not args.state:
+        return False
+    if mine and not is_agents_user(context) and user != own_name():
+        return False
+    states = {job["state"], "held" if job.get("held") else ""}
+    return (
+        (not args.user or user in args.user.split(","))
+        and (not args.state or bool(states & set(args.state.split(","))))
+        and (not args.tenant or job["tenant"] in args.tenant.split(","))
+        and (not args.name or any(fnmatchcase(job["name"], each) for each in args.name.split(",")))
+    )
+
+
+def own_name() -> str:
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return ""
+
+
+def is_agents_user(context: Context) -> bool:
+    """Whether this is root or the agent's own user, who see all jobs as theirs."""
+    path = (context.agent.address or "").removeprefix("unix:")
+    try:
+        return os.geteuid() in (0, os.stat(path).st_uid)
+    except OSError:
+        return os.geteuid() == 0
 
 
 def row(job: dict[str, Any]) -> tuple[Any, ...]:
@@ -132,6 +137,17 @@ def row(job: dict[str, Any]) -> tuple[Any, ...]:
         " ".join(place["host"] for place in job["places"]),
         why(job),
     )
+
+
+LISTING = Listing(
+    TITLES,
+    row,
+    "id",
+    RIGHT,
+    ("WAITS FOR", "EACH", "MEMORY", "CLASS", "TENANT", "USER", "STEP", "WHERE", "WORKERS", "NAME", "TIME", "GPUS"),
+    sorts=False,
+    called={"JOB": "id"},
+)
 
 
 def name_of(job: dict[str, Any]) -> str:

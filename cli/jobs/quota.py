@@ -9,10 +9,13 @@ Tenants without a quota take turns: the next job is that of the tenant with the 
 tenant have twice as many as others."""
 
 import argparse
+from collections.abc import Mapping
+from typing import Any
 
 from cli.client import USAGE, AgentctlError
 from cli.context import Context
-from cli.table import plural, table
+from cli.lists import Listing, list_arguments, show
+from cli.table import plural
 
 TITLES = ("TENANT", "GPUS", "USED", "BEYOND", "JOBS WAITING", "RECENT", "WEIGHT")
 
@@ -21,6 +24,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("tenant", nargs="?")
     parser.add_argument("gpus", nargs="?", metavar="N", help="a number of GPUs, or none")
     parser.add_argument("--weight", metavar="W", help="GPUs in this proportion to other tenants without a quota")
+    list_arguments(parser)
 
 
 def run(context: Context) -> int:
@@ -34,24 +38,23 @@ def run(context: Context) -> int:
         context.say(f"{tenant} may hold {'any number of GPUs' if count(gpus) is None else plural(int(gpus), 'GPU')}")
         return 0
     answer = context.agent.get("quotas")
-    if context.json:
-        return context.say_json(answer.whole)
-    rows = [
-        (
-            row["tenant"],
-            "no limit" if row["gpus"] is None else row["gpus"],
-            row["used"],
-            row.get("opportunistic", 0),
-            row["queued_jobs"],
-            f"{row.get('recent_gpus', 0.0):.1f}",
-            f"{row.get('weight', 1.0):g}",
-        )
-        for row in answer.data
-        if tenant in (None, row["tenant"])
-    ]
-    context.say(table(TITLES, rows, TITLES[1:], context.paint))
-    context.as_of(answer, plural(len(rows), "tenant"))
+    rows = [row for row in answer.data if tenant in (None, row["tenant"])]
+    if show(context, Listing(TITLES, cells, "tenant", TITLES[1:]), answer, rows):
+        context.as_of(answer, plural(len(rows), "tenant"))
     return 0
+
+
+def cells(row: Mapping[str, Any]) -> tuple[object, ...]:
+    """What the columns of `TITLES` show of a tenant."""
+    return (
+        row["tenant"],
+        "no limit" if row["gpus"] is None else row["gpus"],
+        row["used"],
+        row.get("opportunistic", 0),
+        row["queued_jobs"],
+        f"{row.get('recent_gpus', 0.0):.1f}",
+        f"{row.get('weight', 1.0):g}",
+    )
 
 
 def _weigh(context: Context, tenant: str | None, gpus: str | None, weight: str) -> int:

@@ -18,7 +18,8 @@ from typing import Any
 
 from cli.client import FAILED, NOT_FOUND, NOT_WHOLE, AgentctlError
 from cli.context import Context, missing
-from cli.table import epoch_text, of, plural, table
+from cli.lists import Listing, list_arguments, show
+from cli.table import epoch_text, of, plural
 from covey.core.ids import JobId
 from covey.core.units import format_seconds, format_size
 from covey.tensors.numbers.blocks import job_of
@@ -29,6 +30,8 @@ TITLES = (
 )  # fmt: skip
 
 
+LEAST = ("EPOCH", "SENT", "RECEIVED", "ROUNDS", "D", "WORK", "TENSORS", "LOSS", "LOAD", "SIZE")
+"""The columns that a narrow terminal does without, the first of them first."""
 WAITS_S, WAITS_TIMES = 5.0, 3.0
 """A round that takes so long, and so many times an iteration of its job, is waited for: who has not pushed is named."""
 MOVE_S, LOOK_S = 15.0, 0.5
@@ -43,34 +46,15 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="move the sums of a table to this host; JOB is j7, or j7/1 for a job with several tables",
     )
 
+    list_arguments(parser)
+
 
 def run(context: Context) -> int:
     if context.args.move is not None:
         return move(context, *context.args.move)
     answer = context.agent.gather("tensors")
-    if context.json:
-        context.say_json(answer.whole)
+    if not show(context, Listing(TITLES, cells, "job", TITLES[3:], LEAST), answer):
         return context.whole(answer)
-    rows = [
-        (
-            job["job"],
-            job["host"],
-            job.get("by", "aggd"),
-            epoch_text(job["epoch"]),
-            of(job["joined"], job["workers"]),
-            job["tensors"],
-            format_size(job["bytes"]),
-            job["rounds"],
-            format_size(job["received_bytes"]),
-            format_size(job["sent_bytes"]),
-            milliseconds(job.get("period_us")),
-            milliseconds(job.get("work_us")),
-            percent(job.get("load")),
-            loss(job.get("loss"), job.get("loss_measured")),
-        )
-        for job in answer.data
-    ]
-    context.say(table(TITLES, rows, TITLES[3:], context.paint))
     for job in answer.data:
         if why := job.get("not_direct"):
             context.say(f"{job['job']} is summed by aggd on {job['host']}, not by its own ranks: {why}")
@@ -84,6 +68,26 @@ def run(context: Context) -> int:
     jobs = {job_of(job["job"]) for job in answer.data}
     context.as_of(answer, plural(len(jobs), "job"), age_s=max((job["age_s"] for job in answer.data), default=0.0))
     return context.whole(answer)
+
+
+def cells(job: Mapping[str, Any]) -> tuple[object, ...]:
+    """What the columns of `TITLES` show of a table of a job's tensors."""
+    return (
+        job["job"],
+        job["host"],
+        job.get("by", "aggd"),
+        epoch_text(job["epoch"]),
+        of(job["joined"], job["workers"]),
+        job["tensors"],
+        format_size(job["bytes"]),
+        job["rounds"],
+        format_size(job["received_bytes"]),
+        format_size(job["sent_bytes"]),
+        milliseconds(job.get("period_us")),
+        milliseconds(job.get("work_us")),
+        percent(job.get("load")),
+        loss(job.get("loss"), job.get("loss_measured")),
+    )
 
 
 def first_named(job: Mapping[str, Any]) -> str:

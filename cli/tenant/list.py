@@ -1,25 +1,34 @@
 """List the tenants, their users and their quotas."""
 
 import argparse
+from collections.abc import Mapping
+from typing import Any
 
 from cli.context import Context
-from cli.table import plural, table
+from cli.lists import Listing, list_arguments, show
+from cli.table import plural
+from cli.watched import watch, watch_argument
 
 TITLES = ("TENANT", "GPUS", "USED", "USERS")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    pass
+    list_arguments(parser)
+    watch_argument(parser)
 
 
 def run(context: Context) -> int:
+    if context.args.watch:
+        return watch(context, "tenants", lambda _rows: LISTING)
     answer = context.agent.get("tenants")
-    if context.json:
-        return context.say_json(answer.whole)
-    rows = [
-        (row["tenant"], "no limit" if row["gpus"] is None else row["gpus"], row["used"], " ".join(row["users"]))
-        for row in answer.data
-    ]
-    context.say(table(TITLES, rows, TITLES[1:3], context.paint))
-    context.as_of(answer, plural(len(rows), "tenant"))
+    if show(context, LISTING, answer):
+        context.as_of(answer, plural(len(answer.data), "tenant"))
     return 0
+
+
+def cells(row: Mapping[str, Any]) -> tuple[object, ...]:
+    """What the columns of `TITLES` show of a tenant."""
+    return row["tenant"], "no limit" if row["gpus"] is None else row["gpus"], row["used"], " ".join(row["users"])
+
+
+LISTING = Listing(TITLES, cells, "tenant", TITLES[1:3])

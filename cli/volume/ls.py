@@ -4,7 +4,8 @@ import argparse
 from typing import Any
 
 from cli.context import Context
-from cli.table import of, plural, table
+from cli.lists import Listing, list_arguments, show
+from cli.table import of, plural
 from covey.core.units import format_size
 
 TITLES = (
@@ -13,35 +14,39 @@ TITLES = (
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    del parser
+    list_arguments(parser)
 
 
 def run(context: Context) -> int:
     answer = context.agent.gather("volumes")
-    if context.json:
-        context.say_json(answer.whole)
+    if not show(context, LISTING, answer):
         return context.whole(answer)
-    rows = [
-        (
-            volume["volume"],
-            volume["host"],
-            format_size(volume["size_bytes"]),
-            of(volume["slabs_mapped"], volume["slabs"]),
-            of(volume["slabs_whole"], volume["slabs"]) if has_no_disk(volume) else "",
-            format_size(volume["written_bytes"]),
-            format_size(volume["read_bytes"]),
-            format_size(volume["remote_read_bytes"]),
-            format_size(volume["disk_read_bytes"]),
-            process(volume),
-        )
-        for volume in answer.data
-    ]
-    context.say(table(TITLES, rows, TITLES[2:9], context.paint))
     for volume in answer.data:
         for line in troubles(volume):
             context.say(line)
-    context.as_of(answer, plural(len(rows), "volume"))
+    context.as_of(answer, plural(len(answer.data), "volume"))
     return context.whole(answer)
+
+
+def cells(volume: dict[str, Any]) -> tuple[object, ...]:
+    """What the columns of `TITLES` show of a volume."""
+    return (
+        volume["volume"],
+        volume["host"],
+        format_size(volume["size_bytes"]),
+        of(volume["slabs_mapped"], volume["slabs"]),
+        of(volume["slabs_whole"], volume["slabs"]) if has_no_disk(volume) else "",
+        format_size(volume["written_bytes"]),
+        format_size(volume["read_bytes"]),
+        format_size(volume["remote_read_bytes"]),
+        format_size(volume["disk_read_bytes"]),
+        process(volume),
+    )
+
+
+LISTING = Listing(
+    TITLES, cells, "volume", TITLES[2:9], ("FROM DISK", "FROM LENDERS", "READ", "WRITTEN", "WHOLE", "SIZE")
+)
 
 
 def process(volume: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Tests of `agentctl gpus --watch` and `agentctl interference`."""
+"""Tests of `agentctl gpus --shared` and `agentctl interference`."""
 
 import time
 
@@ -59,7 +59,7 @@ def test_watch_shows_who_shares_a_gpu_and_what_each_may_do(
             raise KeyboardInterrupt
 
     monkeypatch.setattr(time, "sleep", sleep)
-    assert main(["--agent", agent.address, "gpus", "--watch", "0.5"]) == 130
+    assert main(["--agent", agent.address, "gpus", "--shared", "0.5"]) == 130
     lines = capsys.readouterr().out.splitlines()
     assert any("30 GiB (not yet)" in line for line in lines)
     assert looks == [0.5, 0.5] and sum(line.startswith("HOST") for line in lines) == 2
@@ -92,6 +92,6 @@ def test_who_keeps_the_memory_it_took_at_its_start_is_shown_as_such(
     jobs = [{**job, "fixed": True} for job in JOBS]
     agent.replies["GET /v1/shared_gpus"] = [{**GPU, "jobs": jobs}]
     monkeypatch.setattr(time, "sleep", lambda seconds: (_ for _ in ()).throw(KeyboardInterrupt))
-    assert main(["--agent", agent.address, "gpus", "--watch", "0.5"]) == 130
+    assert main(["--agent", agent.address, "gpus", "--shared", "0.5"]) == 130
     shown = capsys.readouterr().out
     assert "40 GiB (at its start)" in shown and "30 GiB (ignored)" in shown
