@@ -20,6 +20,7 @@ from agent.api.access import rules_of
 from agent.api.gate import Gate
 from agent.api.gossip_row import GossipRow, gossip_row
 from agent.api.joining import Joining
+from agent.api.links import PathRow
 from agent.api.login import Logins
 from agent.api.rack_view import AskView, RackView, ViewAnswer
 from agent.authority.service import HostAuthority
@@ -552,6 +553,11 @@ class HostAgent:
         """The gossip of this host, and whom it knows to be suspected."""
         return gossip_row(self.id, self.up_s, self.env.clock.now_s(), self.gossip)
 
+    def path_row(self) -> PathRow:
+        """Over what this host's pages and tensors travel."""
+        said = dict(self._lines())
+        return PathRow(self.id, said.get("pages", ""), said.get("tensors", ""))
+
     def voters_now(self) -> VotersView:
         now = self.log.configuration
         return VotersView(voters=now.hosts, learner=now.learner, leaving=now.leaving, under_way=under_way(now))
@@ -607,6 +613,7 @@ class HostAgent:
             "boot": self.boot,
             "started_wall_s": self.started_wall_s,
             "up_s": self.up_s,
+            "http": {"bind": str(self.config.http.bind), "read_open": self.config.http.read_open},
             "leader": self.log.leader,
             "hosts_alive": sum(view.state == "alive" for view in self.hosts()),
             "voters": self.log.voters,

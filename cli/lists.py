@@ -6,7 +6,6 @@
 """
 
 import argparse
-import csv
 import json
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -58,6 +57,23 @@ def list_arguments(parser: argparse.ArgumentParser, sorts: bool = True) -> None:
     parser.add_argument("--filter", metavar="FIELD=VALUE", action="append", default=[], help=said)
 
 
+def watch_argument(parser: argparse.ArgumentParser) -> None:
+    said = "show the list again whenever it changes, until Ctrl-C; a line for each change where this is no terminal"
+    parser.add_argument("-w", "--watch", action="store_true", help=said)
+
+
+def watch(
+    context: Context,
+    name: str,
+    listing: Callable[[Sequence[Row]], Listing],
+    is_wanted: Callable[[Row], bool] = lambda _row: True,
+) -> int:
+    """Show a list of the agent whenever it changes (`cli.watched`), until Ctrl-C."""
+    from cli import watched  # only where it is needed: agentctl's imports are a budget
+
+    return watched.watch(context, name, listing, is_wanted)
+
+
 def chosen(context: Context, listing: Listing, rows: Sequence[Row]) -> list[Row]:
     """The rows that were asked for, in the order that was asked for. AgentctlError: there is no such field."""
     found = list(rows)
@@ -107,6 +123,8 @@ def show(
         for row in found:
             context.say(printable(str(row[listing.name])))
     elif form == "csv":
+        import csv  # only where it is needed: agentctl's imports are a budget
+
         writer = csv.writer(sys.stdout, lineterminator="\n")
         writer.writerow([name for name, title in listing.names().items() if title in titles])
         writer.writerows(

@@ -4,9 +4,8 @@ On a terminal the list is drawn anew; elsewhere each change is a line: the time,
 ends it. A stream that breaks is opened again, at another agent where its own is gone, and goes on from what was seen.
 """
 
-import argparse
 import json
-import shutil
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -23,11 +22,6 @@ DRAW_S = 0.2
 TIMES = ("since_s", "up_s")
 """The fields of a row that count time, from the moment at which the stream says them."""
 HOME, TO_LINE_END, TO_SCREEN_END = "\x1b[H", "\x1b[K", "\x1b[J"
-
-
-def watch_argument(parser: argparse.ArgumentParser) -> None:
-    said = "show the list again whenever it changes, until Ctrl-C; a line for each change where this is no terminal"
-    parser.add_argument("-w", "--watch", action="store_true", help=said)
 
 
 class WatchedTable:
@@ -120,12 +114,19 @@ def draw(
     text = as_table(context, how, chosen(context, how, rows)).splitlines()
     foot = [f"incomplete: {printable(each['host'])} ({printable(each['why'])})" for each in table.unanswered]
     foot = in_lines([*foot, f"{clock(time.time())[:8]}; Ctrl-C ends this"], context.paint.width)
-    room = shutil.get_terminal_size().lines - 1
+    room = lines_of_terminal() - 1
     if len(text) + len(foot) > room:
         foot = in_lines(["more lines: --filter, or a taller terminal"], context.paint.width) + foot[-1:]
         text = text[: max(1, room - len(foot))]
     whole = "".join(f"{line}{TO_LINE_END}\n" for line in [*text, *foot])
     print(f"{HOME}{whole}{TO_SCREEN_END}", end="", flush=True)
+
+
+def lines_of_terminal() -> int:
+    try:
+        return int(os.environ.get("LINES") or os.get_terminal_size().lines)
+    except (OSError, ValueError):
+        return 24
 
 
 def in_lines(texts: Sequence[str], width: int) -> list[str]:

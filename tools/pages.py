@@ -88,6 +88,7 @@ ROUTES = {
     "GET /v1/tensors": "which aggregator sums the tensors of which job",
     "GET /v1/volumes": "the volumes of remote memory, and their traffic",
     "GET /v1/links": "how this host reaches each other one: round trip, offset of its clock, long messages",
+    "GET /v1/hosts/{id}/ping": "how the answering host reaches another: round trip, and over what pages and tensors go",
     "GET /v1/gossip": "what each host sends and hears of the others, whom it knows to be suspected, what it drops",
     "GET /v1/keys": "which keys of gossip each host has, by their hash",
     "GET /v1/voters": "which hosts vote, how far each has the log, which change is under way",

@@ -65,6 +65,8 @@ RULES: Mapping[str, Rule] = {
     "agent.local_gpus": LOOK,
     "agent.local_clock": LOOK,
     "agent.links": LOOK,
+    "agent.local_paths": LOOK,
+    "agent.ping": LOOK,
     "agent.leader": LOOK,
     "agent.local_voter": LOOK,
     "agent.voters": LOOK,

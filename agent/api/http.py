@@ -333,6 +333,7 @@ class HttpApi:
         get("/v1/report", self._ask("agent.report", _query))
         get("/v1/jobs/{id}/report", self._ask("scheduler.report_job", _path_id))
         get("/v1/links", self._ask("agent.links", _nothing))
+        get("/v1/hosts/{id}/ping", self._ask("agent.ping", _path_and_wait))
         get("/v1/why/{id:.*}", self._ask("agent.why", _path_and_wait))
         get("/v1/events", self._events)
         get("/livez", self._livez)

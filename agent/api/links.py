@@ -46,6 +46,25 @@ class LinkRow(msgspec.Struct, frozen=True):
     """Why something is not known."""
 
 
+class PathRow(msgspec.Struct, frozen=True):
+    """Over what a host's pages and tensors travel, in its own words; empty: the plugin is off there."""
+
+    host: HostId
+    pages: str = ""
+    tensors: str = ""
+
+
+class PingView(msgspec.Struct, frozen=True):
+    """How this host reaches another one, and over what each of the two moves pages and tensors."""
+
+    link: LinkRow
+    here: PathRow
+    there: PathRow | None = None
+    """What the other host says; None: it did not."""
+    there_why: str = ""
+    """Why the other host did not say it."""
+
+
 Ask = Callable[[HostId, int, float], Awaitable[ClockRow]]
 """`ask(host, pad, seconds)`: have a host tell its clock; TimeoutError or Refused."""
 

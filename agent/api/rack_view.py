@@ -14,7 +14,7 @@ import msgspec
 from agent.api.forgetting import Forgotten, forget
 from agent.api.gathering import Gathered, Gathering, Unanswered, wait_of, words
 from agent.api.gossip_row import GossipRow
-from agent.api.links import ClockRow, LinkRow, links
+from agent.api.links import ClockRow, LinkRow, PathRow, PingView, links
 from agent.event_log import EventLog, merged
 from agent.keyring.views import KeyRow
 from covey.core.errors import Refused
@@ -103,6 +103,7 @@ class Agent(RackMember, Protocol):
     def voters_now(self) -> VotersView: ...
     def key_row(self) -> KeyRow: ...
     def gossip_row(self) -> GossipRow: ...
+    def path_row(self) -> PathRow: ...
     async def change_voters(self, add: str, remove: str, force: bool) -> str: ...
     @property
     def troubles(self) -> Mapping[HostId, Sequence[Trouble]]: ...
@@ -118,6 +119,7 @@ READS: Mapping[str, type[msgspec.Struct]] = {
     "agent.local_gossip": GossipRow,
     "agent.local_gpus": GpuRow,
     "agent.local_keys": KeyRow,
+    "agent.local_paths": PathRow,
     "agent.local_voter": VoterRow,
     "agent.story": EventLine,
     "memory.slabs": SlabView,
@@ -154,6 +156,8 @@ class RackView:
             "agent.forget_host": self._forget_host,
             "agent.local_clock": self._local_clock,
             "agent.links": self._links,
+            "agent.local_paths": self._local_paths,
+            "agent.ping": self._ping,
             "agent.leader": self._leader,
             "agent.local_voter": self._local_voter,
             "agent.voters": self._voters,
@@ -286,13 +290,30 @@ class RackView:
 
     async def _measured_links(self) -> list[LinkRow]:
         others = [view.host for view in self._agent.hosts() if view.state == "alive" and view.host != self._agent.id]
+        return await links(others, self._agent.env.clock, self._ask_clock)
 
-        async def ask(host: HostId, pad: int, seconds: float) -> ClockRow:
-            (row,) = await self._rows(host, "agent.local_clock", {"pad": "x" * pad}, seconds)
-            assert isinstance(row, ClockRow)
-            return row
+    async def _ask_clock(self, host: HostId, pad: int, seconds: float) -> ClockRow:
+        (row,) = await self._rows(host, "agent.local_clock", {"pad": "x" * pad}, seconds)
+        assert isinstance(row, ClockRow)
+        return row
 
-        return await links(others, self._agent.env.clock, ask)
+    async def _local_paths(self, _arguments: Mapping[str, Any]) -> list[PathRow]:
+        return [self._agent.path_row()]
+
+    async def _ping(self, arguments: Mapping[str, Any]) -> PingView:
+        """How this host reaches another one, which is asked for the words of its paths as well."""
+        host, wait_s = HostId(str(arguments.get("id", ""))), wait_of(arguments)
+        if not any(view.host == host for view in self._agent.hosts()):
+            raise Refused(3, f"there is no host {host[:80]!r}", "gossip knows none of that name", "agentctl hosts")
+        (link,) = await links([host], self._agent.env.clock, self._ask_clock, wait_s)
+        here, why = self._agent.path_row(), link.why
+        if link.rtt_s is not None:
+            try:
+                (row,) = await self._rows(host, "agent.local_paths", {}, wait_s)
+                return PingView(link, here, row)
+            except (Refused, TimeoutError) as error:
+                why = f"{error.what}: {error.why}" if isinstance(error, Refused) else "no answer in time"
+        return PingView(link, here, None, why)
 
     # ---- from this host ----
 

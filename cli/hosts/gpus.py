@@ -13,9 +13,8 @@ from typing import Any
 from cli.client import USAGE, AgentctlError
 from cli.context import Context
 from cli.hosts import shared_gpus
-from cli.lists import Listing, list_arguments, show
+from cli.lists import Listing, list_arguments, show, watch, watch_argument
 from cli.table import ago, plural
-from cli.watched import watch, watch_argument
 from covey.core.units import format_size
 
 TITLES = ("HOST", "GPU", "MODEL", "MEMORY USED", "OF", "BUSY", "JOB", "SEEN", "NOTE")

@@ -20,9 +20,8 @@ from typing import Any
 
 from cli.client import REFUSED, TOO_LATE, USAGE, AgentctlError
 from cli.context import Context
-from cli.lists import Listing, list_arguments, show
+from cli.lists import Listing, list_arguments, show, watch, watch_argument
 from cli.table import ago, of, plural
-from cli.watched import watch, watch_argument
 from covey.core.units import format_seconds
 
 TITLES = ("HOST", "STATE", "LEADS", "FOR", "GPUS FREE", "SLABS FREE", "SLABS LENT", "SUMS FOR", "SEEN", "NOTE")

@@ -15,9 +15,8 @@ from typing import Any
 
 from cli.context import Context
 from cli.jobs.starting import starts_of
-from cli.lists import Listing, chosen, list_arguments, show, titles_of
+from cli.lists import Listing, chosen, list_arguments, show, titles_of, watch, watch_argument
 from cli.table import plural
-from cli.watched import watch, watch_argument
 from covey.core.units import format_seconds, format_size
 
 TITLES = (

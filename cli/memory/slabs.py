@@ -5,9 +5,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from cli.context import Context
-from cli.lists import Listing, list_arguments, show
+from cli.lists import Listing, list_arguments, show, watch, watch_argument
 from cli.table import epoch_text, of, plural
-from cli.watched import watch, watch_argument
 from covey.core.units import format_size
 
 TITLES = ("VOLUME", "SLAB", "MEMBER", "BORROWER", "STATE", "LENDER", "SIZE", "PAGES", "REMOTE", "REQUESTS/S", "EPOCH")

@@ -5,9 +5,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from cli.context import Context
-from cli.lists import Listing, list_arguments, show
+from cli.lists import Listing, list_arguments, show, watch, watch_argument
 from cli.table import plural
-from cli.watched import watch, watch_argument
 
 TITLES = ("TENANT", "GPUS", "USED", "USERS")
 

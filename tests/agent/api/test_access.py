@@ -24,7 +24,7 @@ READER = msgspec.structs.replace(VISITOR, reads_all=True)
 """Whoever connects to a host with `read_open`."""
 LOOKS = """scheduler.starts agent.keys agent.local_keys agent.gossip agent.local_gossip
     agent.hosts agent.gpus agent.local_gpus agent.leader agent.local_voter agent.voters agent.health agent.why
-    agent.local_clock agent.links agent.events agent.rack_events
+    agent.local_clock agent.links agent.local_paths agent.ping agent.events agent.rack_events
     agent.story agent.rack_slabs agent.rack_volumes agent.rack_tensors agent.rack_shared_gpus agent.rack_interference
     agent.rack_groups scheduler.jobs scheduler.starts scheduler.job scheduler.quotas scheduler.tenants scheduler.rack
     scheduler.gpu_uses scheduler.history scheduler.report scheduler.report_job agent.history agent.report

@@ -36,6 +36,7 @@ KINDS: Mapping[str, tuple[str, ...]] = {
         *("GET /v1/shared_gpus", "GET /v1/interference", "GET /v1/groups", "GET /v1/voters", "GET /v1/jobs"),
         "GET /v1/starts",
         *("GET /v1/jobs/{id}", "GET /v1/why/{id}", "GET /v1/keys", "GET /v1/gossip", "GET /v1/links"),
+        "GET /v1/hosts/{id}/ping",
         *("GET /v1/history", "GET /v1/report", "GET /v1/jobs/{id}/report"),  # which show own jobs alone
     ),
     "stream": ("GET /v1/events",),  # which has no end: tests/agent/api/streams

@@ -1,0 +1,1 @@
+"""How a person reaches the page of an agent, and an agent other hosts: `ping`, `page`."""
