@@ -50,6 +50,8 @@ NOT_TYPED = {
     "agentctl rack join": "these hosts are members; tests/rack/test_systemd.py lets one join",
     "agentd --make-key": "likewise: this is how the key of this rack was made",
     "agentctl gpus --shared": "goes on until it is interrupted; tests/cli/test_shared.py does",
+    "agentctl hosts -w": "goes on until it is interrupted; tests/cli/test_lists.py does",
+    "agentctl page": "needs `bind` of [http]; tests/cli/test_reaching.py does",
     "covey-rack run --devices cpu": "makes a rack of this machine; tests/rack/test_cpu_devices.py does",
     "agentctl move j7 gpu2": "that job has ended, or is elsewhere, as it comes; tests/rack/test_healing.py moves ranks",
     "agentctl move j7 3 gpu5": "likewise",

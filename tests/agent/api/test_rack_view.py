@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from agent.api.gathering import Gathered, Unanswered
-from agent.api.links import ASKED, ClockRow
+from agent.api.links import ASKED, ClockRow, PathRow
 from agent.api.rack_view import AskView, PluginsFailed, RackView, ViewAnswer
 from covey.core.errors import Refused
 from covey.core.events import Message
@@ -267,6 +267,24 @@ async def test_whoever_asks_of_links_while_they_are_found_out_shares_the_answer(
     agent.answering = False
     for told in await asyncio.gather(command({}), command({}), return_exceptions=True):
         assert told is agent.refusal, "each is told, and the agent goes on"
+
+
+async def test_a_ping_says_what_the_other_host_does_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+    agent: Any = FakeAgent()
+    agent.path_row = lambda: PathRow(GPU1, "over TCP")
+    found = RackView(agent)
+
+    async def rows(host: HostId, read: str, given: dict[str, str], _wait_s: float) -> list[Any]:
+        if read == "agent.local_clock":
+            return [ClockRow(host, 0.0, len(given["pad"]))]
+        raise Refused(3, f"{read!r} cannot be read here", "unknown kind of question", "agentctl version")
+
+    monkeypatch.setattr(found, "_rows", rows)
+    ping: Any = await found.commands()["agent.ping"]({"id": "gpu2"})
+    assert ping.link.whole and ping.here.pages == "over TCP" and ping.there is None
+    assert "unknown kind of question" in ping.there_why, "an older agent"
+    with pytest.raises(Refused, match="no host"):
+        await found.commands()["agent.ping"]({"id": "gpu99"})
 
 
 async def test_hosts_that_may_have_records_are_named_beside_a_history(

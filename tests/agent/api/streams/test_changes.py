@@ -8,12 +8,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.api.access import job_outline
+from agent.api.gossip_row import GossipRow
 from agent.api.streams import told as told_tables
-from agent.api.streams.tables import TABLES, difference, settled
+from agent.api.streams.tables import HAPPENED, TABLES, difference, settled
 from agent.api.streams.told import ToldTable
 from covey.core.ids import HostId, JobId
-from plugins.views import GpuRow, HostRow, JobView
+from plugins.scheduler.service.tenants import TenantView
+from plugins.views import (
+    AccountView,
+    AggregatorJobView,
+    EventLine,
+    GpuRow,
+    HostRow,
+    JobView,
+    LeaderView,
+    QuotaView,
+    SlabView,
+    VolumeView,
+    VoterRow,
+)
 from tests.agent.api.test_access import a_job
+from tests.compatibility.samples import sample
 
 HOST = HostRow(HostId("h"), "alive", 0.5, "a:1", False, 9.0)
 GPU = GpuRow(HostId("h"), 0, "u", "m", 100, 50, 0.5, None, False, 0.0)
@@ -99,6 +114,20 @@ def test_what_a_reader_may_not_see_is_no_change_to_it() -> None:
     assert table.since(1, lambda job: job, 1.0) is not None
     event, data = table.since(0, outline, 1.0) or ("", {})
     assert event == "change" and b"secret" not in msgspec.json.encode(data)
+
+
+ROWS: Mapping[str, type[msgspec.Struct]] = {
+    "hosts": HostRow, "jobs": JobView, "gpus": GpuRow, "slabs": SlabView, "volumes": VolumeView,
+    "accounts": AccountView, "tenants": TenantView, "quotas": QuotaView, "tensors": AggregatorJobView,
+    "gossip": GossipRow, "leader": LeaderView, "voters": VoterRow, HAPPENED: EventLine,
+}  # fmt: skip
+
+
+def test_every_table_can_compare_the_rows_of_its_list() -> None:
+    assert ROWS.keys() == TABLES.keys()
+    for name, kind in ROWS.items():
+        row = sample(kind)
+        assert settled(TABLES[name], row, row) is row and isinstance(TABLES[name].key(row), str), name
 
 
 def test_a_row_that_only_stands_is_not_in_the_difference() -> None:
