@@ -62,18 +62,6 @@ def watch_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-w", "--watch", action="store_true", help=said)
 
 
-def watch(
-    context: Context,
-    name: str,
-    listing: Callable[[Sequence[Row]], Listing],
-    is_wanted: Callable[[Row], bool] = lambda _row: True,
-) -> int:
-    """Show a list of the agent whenever it changes (`cli.watched`), until Ctrl-C."""
-    from cli import watched  # only where it is needed: agentctl's imports are a budget
-
-    return watched.watch(context, name, listing, is_wanted)
-
-
 def chosen(context: Context, listing: Listing, rows: Sequence[Row]) -> list[Row]:
     """The rows that were asked for, in the order that was asked for. AgentctlError: there is no such field."""
     found = list(rows)

@@ -13,7 +13,7 @@ from typing import Any
 from cli.client import USAGE, AgentctlError
 from cli.context import Context
 from cli.hosts import shared_gpus
-from cli.lists import Listing, list_arguments, show, watch, watch_argument
+from cli.lists import Listing, list_arguments, show, watch_argument
 from cli.table import ago, plural
 from covey.core.units import format_size
 
@@ -44,6 +44,8 @@ def run(context: Context) -> int:
     if context.args.shared is not None:
         return shared_gpus.watch(context, max(0.2, context.args.shared))
     if context.args.watch:
+        from cli.watched import watch  # only where it is needed: agentctl's imports are a budget
+
         return watch(context, "gpus", lambda _rows: LISTING)
     answer = context.agent.gather("gpus")
     gpus = answer.data

@@ -20,7 +20,7 @@ from typing import Any
 
 from cli.client import REFUSED, TOO_LATE, USAGE, AgentctlError
 from cli.context import Context
-from cli.lists import Listing, list_arguments, show, watch, watch_argument
+from cli.lists import Listing, list_arguments, show, watch_argument
 from cli.table import ago, of, plural
 from covey.core.units import format_seconds
 
@@ -54,6 +54,8 @@ def run(context: Context) -> int:
     if args.action is not None:
         return act(context, args.action, args.host)
     if args.watch:
+        from cli.watched import watch  # only where it is needed: agentctl's imports are a budget
+
         return watch(context, "hosts", listing)
     answer = context.agent.get("hosts")
     if not show(context, listing(answer.data), answer):

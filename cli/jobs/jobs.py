@@ -15,7 +15,7 @@ from typing import Any
 
 from cli.context import Context
 from cli.jobs.starting import starts_of
-from cli.lists import Listing, chosen, list_arguments, show, titles_of, watch, watch_argument
+from cli.lists import Listing, chosen, list_arguments, show, titles_of, watch_argument
 from cli.table import plural
 from covey.core.units import format_seconds, format_size
 
@@ -70,6 +70,8 @@ def run(context: Context) -> int:
     args, said = context.args, filters(context)
     mine = None if args.everyone or "user" in said else 1
     if args.watch:
+        from cli.watched import watch  # only where it is needed: agentctl's imports are a budget
+
         return watch(context, "jobs", lambda _rows: LISTING, lambda job: is_wanted(context, job, mine is not None))
     columns = titles_of(context, LISTING)
     answer = context.agent.get("jobs", all=1 if args.all else None, mine=mine, sort=args.sort, limit=args.limit, **said)

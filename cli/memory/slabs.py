@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cli.context import Context
-from cli.lists import Listing, list_arguments, show, watch, watch_argument
+from cli.lists import Listing, list_arguments, show, watch_argument
 from cli.table import epoch_text, of, plural
 from covey.core.units import format_size
 
@@ -21,6 +21,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(context: Context) -> int:
     volume = context.args.volume
     if context.args.watch:
+        from cli.watched import watch  # only where it is needed: agentctl's imports are a budget
+
         return watch(context, "slabs", lambda _rows: LISTING, lambda slab: volume in (None, slab["volume"]))
     answer = context.agent.gather("slabs")
     slabs = [slab for slab in answer.data if volume in (None, slab["volume"])]

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cli.context import Context
-from cli.lists import Listing, list_arguments, show, watch, watch_argument
+from cli.lists import Listing, list_arguments, show, watch_argument
 from cli.table import plural
 
 TITLES = ("TENANT", "GPUS", "USED", "USERS")
@@ -18,6 +18,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(context: Context) -> int:
     if context.args.watch:
+        from cli.watched import watch  # only where it is needed: agentctl's imports are a budget
+
         return watch(context, "tenants", lambda _rows: LISTING)
     answer = context.agent.get("tenants")
     if show(context, LISTING, answer):
