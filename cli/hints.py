@@ -4,7 +4,7 @@ A hint is looked up by what a word means. A word that is in no table is taken fo
 there is: a hint that does something else is worse than none.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from difflib import get_close_matches
 
 NEARLY = 0.75
@@ -137,16 +137,44 @@ VERBS = {
 """Noun -> a word in the place of its verb -> the verb that does it."""
 
 
+def nearest(word: str, known: Collection[str]) -> str:
+    """The word of those that there are which `word` is a slip of; empty: it is near none."""
+    slips = [each for each in known if is_one_slip(word, each)]
+    return next(iter(slips or get_close_matches(word, known, 1, NEARLY)), "")
+
+
+def is_one_slip(word: str, meant: str) -> bool:
+    """Whether one letter of `meant` is missing, too many or another one, or two neighbours are swapped. In a word of
+    two letters only the last counts: most others are no slip of it."""
+    if sorted(word) == sorted(meant):
+        i, j = _ends_alike(word, meant)
+        return j - i == 2
+    longer, shorter = (word, meant) if len(word) >= len(meant) else (meant, word)
+    i, j = _ends_alike(longer, shorter)
+    return len(meant) > 2 and len(longer) - len(shorter) <= 1 and j - i <= 1
+
+
+def _ends_alike(longer: str, shorter: str) -> tuple[int, int]:
+    """From where to where the longer word differs from the shorter one: their beginnings and ends are the same."""
+    start = 0
+    while start < len(shorter) and longer[start] == shorter[start]:
+        start += 1
+    left = len(shorter)
+    while left > start and longer[left - 1 + len(longer) - len(shorter)] == shorter[left - 1]:
+        left -= 1
+    return start, left + len(longer) - len(shorter)
+
+
 def for_noun(word: str, nouns: Iterable[str]) -> str:
     """The command to type instead; empty when nothing is meant that there is."""
-    near = next(iter(get_close_matches(word, [*nouns, *NOUNS], 1, NEARLY)), None)
-    return NOUNS.get(word) or NOUNS.get(near or "", near or "")
+    near = nearest(word, [*nouns, *NOUNS])
+    return NOUNS.get(word) or NOUNS.get(near, near)
 
 
 def for_verb(noun: str, word: str, verbs: Iterable[str]) -> str:
     """The command to type instead of `noun word`, without `agentctl`; empty when nothing is meant that there is."""
-    near = next(iter(get_close_matches(word, [*verbs, *VERBS[noun]], 1, NEARLY)), "")
-    verb = VERBS[noun].get(near, near)
+    near = nearest(word, [*verbs, *VERBS[noun]])
+    verb = VERBS[noun].get(word) or VERBS[noun].get(near, near)
     return f"{noun} {verb}" if verb else ""
 
 
@@ -156,5 +184,5 @@ def for_flag(noun: str, flag: str, known: Iterable[str]) -> str:
     for table in (*tables, FLAGS):
         if flag in table:
             return table[flag]
-    near = get_close_matches(flag, list(known), 1, NEARLY) if flag.startswith("--") else []
-    return f"did you mean {near[0]}?" if near else ""
+    near = nearest(flag, list(known)) if flag.startswith("--") else ""
+    return f"did you mean {near}?" if near else ""

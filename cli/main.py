@@ -124,10 +124,31 @@ MODULES = {noun: f"cli.{folder}.{noun}" for folder, nouns in FOLDERS.items() for
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse, with errors of our three lines."""
+    """argparse, with errors of our three lines, and examples where its help ends."""
 
     def error(self, message: str) -> NoReturn:
         raise AgentctlError(USAGE, message, " ".join(self.format_usage().split()), f"{self.prog} --help")
+
+    def format_help(self) -> str:
+        self.epilog = epilog_of(self.prog.removeprefix("agentctl").strip())
+        return super().format_help()
+
+    def _check_value(self, action: argparse.Action, value: object) -> None:
+        if action.choices is None or value in action.choices:
+            return
+        known, flag = [str(each) for each in action.choices], next(reversed(action.option_strings), "")
+        near = hints.nearest(str(value), known)
+        what = f"invalid {flag or action.metavar or action.dest} {str(value)[:80]!r}"
+        step = f"did you mean {flag} {near}?" if flag else f"{self.prog} {near}"
+        step = step if near else f"{self.prog} --help"
+        raise AgentctlError(USAGE, what, f"expected one of {', '.join(known)}", step)
+
+
+def epilog_of(command: str) -> str:
+    """The examples of a command, or of agentctl where it is empty."""
+    from cli.examples import epilog  # only where it is needed: agentctl's imports are a budget
+
+    return epilog(command)
 
 
 def shared_flags() -> argparse.ArgumentParser:
@@ -174,7 +195,12 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     module = importlib.import_module(MODULES[command])
     parser = parser_of(command, module.__doc__)
     module.arguments(parser)
-    rest, unknown = parser.parse_known_args(after, merged)
+    try:
+        rest, unknown = parser.parse_known_args(after, merged)
+    except AgentctlError:  # what is missing or wrong may be so because of a slip in an option
+        known = parser._option_string_actions
+        refuse_unknown(parser, [word for word in after if word[:2] == "--" and word.partition("=")[0] not in known])
+        raise
     refuse_unknown(parser, unknown)
     rest.noun, rest.run = command, module.run
     return rest
@@ -256,7 +282,7 @@ def help_text(paint: Paint) -> str:
         "  --timeout     how long to wait, such as 30s",
         "",
     ]
-    lines.append(paint("agentctl COMMAND --help explains a command.", DIM))
+    lines += [paint("agentctl COMMAND --help explains a command.", DIM), "", epilog_of("")]
     return "\n".join(lines)
 
 

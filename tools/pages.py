@@ -34,6 +34,7 @@ from agent.api.exposition import declared
 from agent.api.http import Arguments, HttpApi, Route
 from agent.config import HttpSettings
 from cli import client
+from cli.examples import EXAMPLES
 from cli.main import MODULES as CLI
 from cli.main import NOUNS, VERBS, Parser
 
@@ -183,6 +184,7 @@ def agentctl() -> Iterator[str]:
             module.arguments(parser)
             yield from (f"{'###' if noun in VERBS else '##'} {command}", "")
             yield from usage_of(module, parser)
+            yield from ("```text", *EXAMPLES[command], "```", "")
 
 
 def usage_of(module: Any, parser: Parser) -> Iterator[str]:
