@@ -27,6 +27,7 @@ EXAMPLES: Mapping[str, Sequence[str]] = {
     "doctor": ("agentctl doctor",),
     "bundle": ("agentctl bundle trouble.tar.gz",),
     "version": ("agentctl version",),
+    "completion": ("agentctl completion bash",),
     # act
     "submit": (
         "agentctl submit --workers 4 --gpus 1 --time 2h -- python train.py",
@@ -77,7 +78,9 @@ EXAMPLES: Mapping[str, Sequence[str]] = {
 
 
 def epilog(command: str) -> str:
-    """The end of a command's `--help`."""
+    """The end of a command's `--help`; empty: it is none of agentctl's."""
     lines = EXAMPLES.get(command, ())
+    if not lines:
+        return ""
     head = "example:" if len(lines) == 1 else "examples:"
     return "\n".join([head, *(f"  {line}" for line in lines)])

@@ -27,21 +27,31 @@ WIDTH = 118
 
 
 def text() -> str:
-    sections: dict[str, type[msgspec.Struct]] = {"": config.Top, **config.SECTIONS}
-    sections |= {plugin.name: plugin.settings for plugin in PLUGINS}
-    return HEAD + "\n".join(line for name, kind in sections.items() for line in section(name, kind)) + "\n"
+    return HEAD + "\n".join(line for name, kind in sections().items() for line in section(name, kind)) + "\n"
+
+
+def sections() -> dict[str, type[msgspec.Struct]]:
+    """Name of each section of agent.toml -> the class of its settings; those before the first section have no name."""
+    found: dict[str, type[msgspec.Struct]] = {"": config.Top, **config.SECTIONS}
+    return found | {plugin.name: plugin.settings for plugin in PLUGINS}
 
 
 def section(name: str, kind: type[msgspec.Struct]) -> Iterator[str]:
     yield ""
     if name:
         yield f"[{name}]"
+    for line, said in settings(name, kind):
+        yield from textwrap.wrap(said, WIDTH, initial_indent="# ", subsequent_indent="# ")
+        yield f"#{line}"
+
+
+def settings(name: str, kind: type[msgspec.Struct]) -> Iterator[tuple[str, str]]:
+    """Each setting of a section with its default, as it stands in the file, and what it means."""
     said = words(kind)
     for field in msgspec.structs.fields(kind):
         live = " A reload applies it." if is_live(f"{name}.{field.name}") else ""
-        yield from textwrap.wrap(said.get(field.name, "") + live, WIDTH, initial_indent="# ", subsequent_indent="# ")
         value = field.default if field.default is not msgspec.NODEFAULT else field.default_factory()
-        yield f"#{field.name} = {toml(value)}"
+        yield f"{field.name} = {toml(value)}", said.get(field.name, "") + live
 
 
 def words(kind: type[msgspec.Struct]) -> dict[str, str]:

@@ -104,9 +104,11 @@ def test_it_is_one_file_with_the_byte_path_units_manuals_and_completions(package
         "/usr/lib/sysctl.d/10-covey.conf",
         "/etc/covey/agent.toml",
         "/usr/share/man/man1/agentctl.1.gz",
+        "/usr/share/man/man5/agent.toml.5.gz",
         "/usr/share/man/man8/agentd.8.gz",
         "/usr/share/bash-completion/completions/agentctl",
         "/usr/share/zsh/vendor-completions/_agentctl",
+        "/usr/share/fish/vendor_completions.d/agentctl.fish",
         "/opt/covey/bin/agentd",
         f"/opt/covey/share/covey/covey_job-{VERSION}-py3-none-any.whl",
     }
@@ -154,7 +156,7 @@ def a_host_that_was_installed(host: BootedHost) -> None:
         "/usr/share/man/man8/agentd.8.gz",
     ]
     completes = ". /usr/share/bash-completion/completions/agentctl && COMP_WORDS=(agentctl vol) COMP_CWORD=1"
-    assert typed(host, f"{completes} && _shtab_agentctl && echo ${{COMPREPLY[@]}}").strip() == "volume"
+    assert typed(host, f"{completes} && _agentctl && echo ${{COMPREPLY[@]}}").strip() == "volume"
     assert typed(host, "stat -c '%a %U %G' /etc/covey").strip() == "750 root covey"
     typed(host, f"printf '%s' '{DEVICES}' > /etc/covey/agent.toml; systemctl restart covey")
     up(host)

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from cli.main import NOUNS, VERBS
-from tools import manuals
+from cli.examples import EXAMPLES
+from cli.main import MODULES, NOUNS, VERBS
+from tools import annotated, manuals
 
 
 @cache
@@ -30,6 +31,7 @@ def test_every_program_that_people_type_has_a_page_and_completions() -> None:
         assert f".SH NAME\n{name} - " in page(name, section)
         assert f"usr/share/bash-completion/completions/{name}" in made()
         assert f"usr/share/zsh/vendor-completions/_{name}" in made()
+    assert made()["usr/share/fish/vendor_completions.d/agentctl.fish"].startswith(b"# fish completion of agentctl")
 
 
 def test_the_page_of_agentctl_has_all_its_commands_and_their_options() -> None:
@@ -39,47 +41,52 @@ def test_the_page_of_agentctl_has_all_its_commands_and_their_options() -> None:
     assert "--workers" in text and "--journal" not in text
 
 
+def test_the_page_of_agentctl_has_the_example_of_each_command() -> None:
+    text = page("agentctl", 1).replace("\\(aq", "'")
+    assert [line for command in MODULES for line in EXAMPLES[command] if line not in text] == []
+
+
+def test_the_page_of_agent_toml_has_every_setting_and_its_default() -> None:
+    text = page("agent.toml", 5).replace("\\(aq", "'").replace("\\e", "\\")
+    lines = [
+        line.removeprefix("#") for line in annotated.FILE.read_text().splitlines() if re.match(r"#\w+ = |\[", line)
+    ]
+    assert len(lines) > 100 and [line for line in lines if line not in text] == []
+
+
 def test_the_page_of_agentd_has_its_options() -> None:
     assert {"--check", "--show-config", "--install-unit", "--make-key"} <= set(
         re.findall(r"--[a-z-]+", page("agentd", 8))
     )
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh"])
+@pytest.mark.parametrize("shell", manuals.PLACES)
 def test_a_shell_can_read_the_completions(shell: str, tmp_path: Path) -> None:
     if shutil.which(shell) is None:
         pytest.skip(f"there is no {shell} here")
     for name, content in made().items():
-        if (shell == "bash") == ("bash-completion" in name) and "/man/" not in name:
+        if name.startswith(f"usr/share/{shell}"):
             (tmp_path / "script").write_bytes(content)
             done = subprocess.run([shell, "-n", str(tmp_path / "script")], capture_output=True, text=True, check=False)
             assert (done.returncode, done.stderr) == (0, ""), name
 
 
-def test_bash_completes_a_command_and_an_option(tmp_path: Path) -> None:
-    script = tmp_path / "agentctl"
-    script.write_bytes(made()["usr/share/bash-completion/completions/agentctl"])
-
-    def completed(*words: str) -> list[str]:
-        typed = " ".join(f"'{word}'" for word in words)
-        line = f". {script}; COMP_WORDS=({typed}); COMP_CWORD={len(words) - 1}; _shtab_agentctl; echo ${{COMPREPLY[@]}}"
-        return subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=True).stdout.split()
-
-    assert completed("agentctl", "vol") == ["volume"]
-    assert completed("agentctl", "volume", "exp") == ["export"]
-    assert "--workers" in completed("agentctl", "submit", "--wor")
+def test_a_manual_page_has_no_error_of_roff(tmp_path: Path) -> None:
+    if shutil.which("mandoc") is None:
+        pytest.skip("there is no mandoc here; next: apt install mandoc")
+    for name, content in made().items():
+        if "/man/" in name:
+            file = tmp_path / Path(name).stem
+            file.write_bytes(gzip.decompress(content))
+            done = subprocess.run(["mandoc", "-Tlint", "-Werror", file], capture_output=True, text=True, check=False)
+            assert (done.returncode, done.stdout) == (0, ""), name
 
 
-def test_bash_completes_names_that_the_agent_knows_now(tmp_path: Path) -> None:
-    script = tmp_path / "agentctl"
-    script.write_bytes(made()["usr/share/bash-completion/completions/agentctl"])
-    table = "JOB  NAME\nj7   train\nj12  eval\n2 jobs waiting or running; as gpu1 knows it, now"
-    line = (
-        f"agentctl() {{ echo '{table}'; }}; . {script}; COMP_WORDS=(agentctl why j1); COMP_CWORD=2; "
-        "_shtab_agentctl; echo ${COMPREPLY[@]}"
-    )
-    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["j12"]
+def test_bash_completes_the_options_of_a_program(tmp_path: Path) -> None:
+    script = tmp_path / "agentd"
+    script.write_bytes(made()["usr/share/bash-completion/completions/agentd"])
+    line = f". {script}; COMP_WORDS=(agentd --show); COMP_CWORD=1; _shtab_agentd; echo ${{COMPREPLY[@]}}"
+    assert subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=True).stdout == "--show-config\n"
 
 
 def test_a_manual_page_is_read_without_a_warning(tmp_path: Path) -> None:
