@@ -209,9 +209,10 @@ agent-toml: $(READY) ## write systemd/agent.toml anew: every setting, its defaul
 docs: $(READY) ## build the site of docs/ into site/, every link checked, with API pages from docstrings in site/api/
 	@$(BIN)/python -m tools.pages site
 
-samples: $(READY) ## add what tests/compatibility lacks: a sample of each format as this version writes it; and what agentctl answers to slips
+samples: $(READY) ## add what tests/compatibility lacks: a sample of each format as this version writes it; what agentctl answers to slips, and the screens of agentctl top
 	@$(BIN)/python -m tests.compatibility.samples
 	@$(BIN)/python -m tests.cli.test_typos
+	@$(BIN)/python -m tests.cli.test_top
 
 reference: $(READY) ## write docs/reference/ anew: agentctl, HTTP, Python API, exit codes, as the code has them now
 	@$(BIN)/python -m tools.pages

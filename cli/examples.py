@@ -12,6 +12,7 @@ EXAMPLES: Mapping[str, Sequence[str]] = {
     "gpus": ("agentctl gpus", "agentctl gpus --line"),
     "groups": ("agentctl groups",),
     "interference": ("agentctl interference j1",),
+    "top": ("agentctl top",),
     "jobs": ("agentctl jobs --everyone --state running,queued", "agentctl jobs -a --sort=-time --limit 10 -o csv"),
     "job": ("agentctl job j1 --plot",),
     "history": ("agentctl history --user ann --since 7d", "agentctl history --state failed --limit 20 -o csv"),
@@ -27,6 +28,8 @@ EXAMPLES: Mapping[str, Sequence[str]] = {
     "doctor": ("agentctl doctor",),
     "bundle": ("agentctl bundle trouble.tar.gz",),
     "version": ("agentctl version",),
+    "page": ("agentctl page",),
+    "ping": ("agentctl ping gpu2",),
     "completion": ("agentctl completion bash",),
     # act
     "submit": (

@@ -17,7 +17,7 @@ NOUNS = {
     "undrain": "hosts resume HOST", "uncordon": "hosts uncordon HOST", "resume": "hosts resume HOST",
     "give-up": "hosts give-up HOST",
     # GPUs
-    "gpu": "gpus", "nvidia-smi": "gpus", "smi": "gpus", "top": "gpus --shared", "watch": "gpus --watch",
+    "gpu": "gpus", "nvidia-smi": "gpus", "smi": "gpus", "watch": "top", "nvitop": "top", "htop": "top", "k9s": "top",
     # jobs
     "ps": "jobs", "queue": "jobs", "squeue": "jobs", "sacct": "history", "list": "jobs",
     "scontrol": "job ID", "sstat": "job ID", "inspect": "job ID", "show": "job ID", "get": "job ID",

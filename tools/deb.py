@@ -32,6 +32,8 @@ PYTHON = "/usr/bin/python3"
 PREFIX = "opt/covey"
 PARTS = ROOT / "deploy" / "deb"
 WHEELS = ("covey_job", "covey_agent")
+EXTRAS = {"covey_agent": "[top]"}
+"""Wheel -> what of its extras is installed, too."""
 PROGRAMS = ("agentctl", "agentd", "covey-rack", "covey-swapd")
 """Programs that everybody has in /usr/bin; those of section 8 in /usr/sbin."""
 PLACES = {
@@ -96,7 +98,7 @@ def environment(prefix: Path, wheels: Path) -> None:
             "-q",
             "--no-compile",
         ]
-    run(*installer, *map(str, built))
+    run(*installer, *(f"{wheel}{EXTRAS.get(name, '')}" for name, wheel in zip(WHEELS, built, strict=True)))
     for file in (*(prefix / "bin").iterdir(), prefix / "pyvenv.cfg"):
         if not file.is_symlink() and str(prefix) in (text := file.read_text()):
             file.write_text(text.replace(str(prefix), f"/{PREFIX}"))

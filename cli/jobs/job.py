@@ -59,18 +59,7 @@ def run(context: Context) -> int:
     if job["ranks"]:
         context.say()
         carried = (job.get("elastic") or {}).get("carried") or {}
-        rows = [
-            (
-                rank["rank"],
-                rank["host"],
-                rank["state"],
-                rank["pid"],
-                ending(rank["code"]),
-                " ".join(rank["gpus"]),
-                *([carries(job, rank["rank"])] if carried else []),
-            )
-            for rank in job["ranks"]
-        ]
+        rows = [(*rank_row(rank), *([carries(job, rank["rank"])] if carried else [])) for rank in job["ranks"]]
         titles = (*RANK_TITLES, CARRIES) if carried else RANK_TITLES
         context.say(table(titles, rows, ("RANK", "PID"), context.paint))
     for line in [*last_lines(context.agent, job), *stacks_of(context, job)]:
@@ -79,6 +68,11 @@ def run(context: Context) -> int:
         context.say(f"{host} did not answer, so the state of its ranks is unknown; next: agentctl why host/{host}")
     context.as_of(answer, f"agentctl logs {job['id']}", f"agentctl why {job['id']}", age_s=job["age_s"])
     return code
+
+
+def rank_row(rank: dict[str, Any]) -> tuple[object, ...]:
+    """What the columns of `RANK_TITLES` show of a rank."""
+    return rank["rank"], rank["host"], rank["state"], rank["pid"], ending(rank["code"]), " ".join(rank["gpus"])
 
 
 def stacks_of(context: Context, job: dict[str, Any]) -> list[str]:

@@ -17,8 +17,8 @@ Reply = tuple[int, Any]
 
 
 class FakeAgent:
-    """An agent whose `replies["GET /v1/hosts"]` is the data of an answer, an ErrorView with its status, or a function
-    of the request body that gives either."""
+    """An agent whose `replies["GET /v1/hosts"]` is the data of an answer, an ErrorView with its status, parts of a
+    stream, or a function of the request body that gives one of them."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -34,11 +34,21 @@ class FakeAgent:
                 body = json.loads(self.rfile.read(size)) if size else None
                 outer.asked.append((f"{self.command} {self.path}", body))
                 status, found = outer.reply(self.command, self.path, body)
+                if isinstance(found, Iterator):
+                    self.stream(found)
+                    return
                 text = json.dumps(found).encode()
                 self.send_response(status)
                 self.send_header("Content-Length", str(len(text)))
                 self.end_headers()
                 self.wfile.write(text)
+
+            def stream(self, parts: Iterator[bytes]) -> None:
+                """Send each part as it comes, and hang up after the last."""
+                self.send_response(200)
+                self.end_headers()
+                for part in parts:
+                    self.wfile.write(part)
 
             do_GET = do_POST = do_DELETE = answer
 
@@ -63,6 +73,8 @@ class FakeAgent:
         found = self.replies.get(f"{method} {target}", self.replies.get(f"{method} {target.partition('?')[0]}"))
         if callable(found):
             found = found(body)
+        if isinstance(found, Iterator):
+            return 200, found
         if found is None:
             return 404, {"code": 3, "what": f"no {target}", "why": "not in this test", "next": "nothing"}
         if isinstance(found, tuple):

@@ -253,7 +253,8 @@ def test_agentctl_keeps_within_its_budget_of_imports(agent: FakeAgent) -> None:
     agent.replies["GET /v1/hosts"] = []
     code = (
         "import sys; from cli.main import main; code = main(['hosts']); "
-        "heavy = {'asyncio', 'msgspec', 'numpy', 'aiohttp', 'structlog', 'zmq', 'uvloop', 'subprocess', 'threading'}; "
+        "heavy = {'asyncio', 'msgspec', 'numpy', 'aiohttp', 'structlog', 'zmq', 'uvloop', 'subprocess', 'threading', "
+        "'textual', 'rich'}; "
         "sys.exit(code or ' '.join(sorted(heavy & set(sys.modules))) or 0)"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

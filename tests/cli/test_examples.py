@@ -20,16 +20,19 @@ from tests.cli.rack_answers import HOSTS, STORY, Job, Run
 from tests.cli.rack_answers import answers as answers
 from tests.cli.rack_answers import run as run
 from tests.cli.test_books import WHOLE, row
+from tests.cli.test_doctor import STATUS
 from tests.cli.test_elastic import TUNED
 from tests.cli.test_joining import FakeMember
 from tests.cli.test_joining import member as member
 from tests.cli.test_login import certified
+from tests.cli.test_reaching import a_ping
 from tests.cli.test_voters import view as voters
 
 COMMANDS = ["", *NOUNS, *(f"{noun} {verb}" for noun, verbs in VERBS.items() for verb in verbs)]
 LINES = sorted({line for lines in EXAMPLES.values() for line in lines})
-EXITS = {"agentctl doctor": 1}
-"""Example -> its exit code, where that is not 0: this rack has a plugin that failed, and a host that is suspected."""
+EXITS = {"agentctl doctor": 1, "agentctl top": 2}
+"""Example -> its exit code, where that is not 0: this rack has a plugin that failed, and a host that is suspected; only
+standard input is a terminal here (tests/cli/test_top.py presses the keys of top)."""
 SESSION = {
     "job": "j1",
     "host": "gpu1",
@@ -112,7 +115,9 @@ def rack(agent: FakeAgent, job: Job, member: FakeMember, tmp_path: Path, monkeyp
         "GET /v1/hosts": [HOSTS[0], HOSTS[1] | {"state": "alive", "drained_by": "ann", "slabs_lent": 0}],
         "GET /v1/jobs/j1/logs": {"data": "", "offset": 0, "end": True, "host": "gpu1", "size": 0, "timed": None},
         "GET /v1/jobs/j1/report": msgspec.to_builtins(JobReportView(job=row(1), over=True)),
+        "GET /v1/hosts/gpu2/ping": a_ping(),
         "GET /v1/links": [],
+        "GET /v1/status": {**STATUS, "http": {"bind": "127.0.0.1:8470", "read_open": False}},
         "GET /v1/jobs/j1/tuner": TUNED,
         "GET /v1/keys": [{"host": "gpu1", "ids": ["5eed"]}],
         "GET /v1/report": {

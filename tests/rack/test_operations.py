@@ -34,6 +34,7 @@ NOT_TYPED = {
     "agentctl tenant add ml --users ann": "tests/rack/test_users.py does, where these users are",
     "agentctl tenant add ml --users ann,bob": "likewise",
     "agentctl tenant set ml --add carol": "likewise",
+    "agentctl top": "needs a terminal: tests/cli/test_top.py presses its keys",
     "agentctl login": "tests/rack/test_users.py does: root gets no certificate",
     "agentctl --agent https://gpu1:8470": "likewise",
     "systemctl reload covey": BOOTED,

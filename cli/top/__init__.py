@@ -1,0 +1,1 @@
+"""`agentctl top`: the rack in a terminal, as it changes."""
