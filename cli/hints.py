@@ -35,7 +35,7 @@ NOUNS = {
     "export": "volume export NAME --socket PATH", "unexport": "volume unexport NAME --socket PATH",
     "nbd": "volume export NAME --socket PATH",
     # the rack
-    "aggregators": "tensors", "agg": "tensors", "sums": "tensors", "info": "status", "ping": "status",
+    "aggregators": "tensors", "agg": "tensors", "sums": "tensors", "info": "status",
     "support": "bundle", "sosreport": "bundle", "dump": "bundle",
     "health": "doctor", "check": "doctor", "diagnose": "doctor", "quotas": "quota", "limits": "quota",
     "tenants": "tenant list", "account": "tenant list", "accounts": "tenant list", "users": "tenant list",

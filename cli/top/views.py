@@ -4,7 +4,7 @@ From a job one goes down to its ranks, from a rank to the job's hosts, from a ho
 slabs that its host lends or borrows.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from cli.hosts import gpus, hosts
@@ -42,7 +42,7 @@ class Line(NamedTuple):
 
 class View(NamedTuple):
     titles: Sequence[str]
-    right: Sequence[str]
+    right: Collection[str]
     drops: Sequence[str]
     """Columns that a narrow terminal does without: what is left out first, first."""
 
