@@ -11,7 +11,15 @@ function load() {
   return loading;
 }
 
-const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+// A colour of page.css as a canvas takes it: light-dark() and var() are resolved by an element that nobody sees.
+const probe = h("span", { hidden: true });
+
+function colour(name) {
+  if (!probe.isConnected) document.body.append(probe);
+  probe.style.color = `var(${name})`;
+  return getComputedStyle(probe).color;
+}
+
 const drawn = new Set();
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => drawn.forEach((chart) => chart.redrawn()));
 

@@ -171,7 +171,7 @@ export class JobView {
     const sums = new Map();
     for (const each of found) sums.set(each.state, (sums.get(each.state) ?? 0) + (each.to_s ?? to) - each.from_s);
     this.timeline.replaceChildren(svg, h("p", { class: "ends" }, h("time", {}, clock(from)), h("time", {}, found.at(-1).to_s ? clock(to) : "now")),
-      h("ul", { class: "key" }, [...sums].map(([state, sum]) => h("li", {}, h("span", { class: `swatch phase ${state}`, "aria-hidden": "true" }), `${state} ${seconds(sum)}`)), flags.slice(-6).map((flag) => h("li", {}, h("span", { class: "swatch flag", "aria-hidden": "true" }, "▼"), `${flag.words} ${clock(flag.wall_s)}`))));
+      h("ul", { class: "key" }, [...sums].map(([state, sum]) => h("li", {}, h("span", { class: `swatch phase ${state}`, "aria-hidden": "true" }), `${state} ${seconds(sum)}`)), flags.slice(-6).map((flag) => h("li", {}, h("span", { class: "swatch flag", "aria-hidden": "true" }, "▲"), `${flag.words} ${clock(flag.wall_s)}`))));
   }
 
   async drawCurves(curve) {

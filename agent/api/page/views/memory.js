@@ -4,7 +4,8 @@ import { LENDS, natural } from "../lib/facts.js";
 import { Grid, alarm, chip, gaps, heading, quiet } from "../lib/widgets.js";
 
 const LINKS_MAX = 24; // drawn; the list below has all
-const ROW_PX = 26;
+const ROW_PX = 30;
+const WIDEST_PX = 24; // all lines of one host together
 
 export class MemoryView {
   constructor(page) {
@@ -22,13 +23,13 @@ export class MemoryView {
       label: "Slabs", scroller: page.main, open: (row) => `#/events?subject=${encodeURIComponent(`slab/${row.volume}/${row.index}`)}`, sorted: page.query.get("sort") ?? "",
       empty: () => (this.model.tables.slabs.known ? "No slab is lent. Make a volume: agentctl volume create demo 64MiB" : "Asking the agent ..."),
       columns: [
-        { id: "slab", title: "Slab", width: 150, rank: 0, text: (r) => `${r.volume} ${r.index}${r.members > 1 ? ` (${r.member + 1} of ${r.members})` : ""}` },
+        { id: "slab", title: "Slab", width: 150, rank: 0, grow: true, text: (r) => `${r.volume} ${r.index}${r.members > 1 ? ` (${r.member + 1} of ${r.members})` : ""}` },
         { id: "state", title: "State", width: 110, rank: 1, text: (r) => r.state, chip: true },
         { id: "borrower", title: "Borrower", width: 110, rank: 3, text: (r) => r.borrower },
         { id: "lender", title: "Lender", width: 110, rank: 2, text: (r) => r.lender ?? "", blank: "on disk" },
         { id: "size", title: "Size", width: 90, rank: 4, number: true, text: (r) => bytes(r.size_bytes), sort: (r) => r.size_bytes },
-        { id: "pages", title: "Pages at lender", width: 150, rank: 5, number: true, text: (r) => `${count(r.pages_remote)} of ${count(r.pages_written)}`, sort: (r) => r.pages_remote },
-        { id: "rate", title: "Requests a second", width: 140, rank: 6, number: true, grow: true, text: (r) => r.requests_per_s.toFixed(1), sort: (r) => r.requests_per_s },
+        { id: "pages", title: "Of its pages there", width: 150, rank: 5, number: true, text: (r) => (r.pages_written ? percent(r.pages_remote / r.pages_written) : "none written"), sort: (r) => r.pages_remote },
+        { id: "rate", title: "Requests a second", width: 140, rank: 6, number: true, text: (r) => r.requests_per_s.toFixed(1), sort: (r) => r.requests_per_s },
       ],
     });
     this.el = h("section", { class: "view" },
@@ -91,12 +92,20 @@ export class MemoryView {
     const left = [...new Set(links.map((each) => each.from))].sort(natural), right = [...new Set(links.map((each) => each.to))].sort(natural);
     const tall = Math.max(left.length, right.length) * ROW_PX + 8;
     const y = (names, name) => ((names.indexOf(name) + 0.5) * tall) / names.length;
-    const most = links[0].bytes;
+    const total = (side, name) => links.reduce((sum, each) => sum + (each[side] === name ? each.bytes : 0), 0);
+    const most = Math.max(...left.map((name) => total("from", name)), ...right.map((name) => total("to", name)));
+    const wide = (amount) => (WIDEST_PX * amount) / most;
+    const used = new Map(); // how much of a host's edge has its lines already
+    const at = (side, names, each) => {
+      const key = `${side} ${each[side]}`, before = used.get(key) ?? 0;
+      used.set(key, before + wide(each.bytes));
+      return y(names, each[side]) - wide(total(side, each[side])) / 2 + before + wide(each.bytes) / 2;
+    };
     const words = links.map((each) => `${each.from} has ${bytes(each.bytes)} at ${each.to}`).join("; ");
     const svg = s("svg", { viewBox: `0 0 420 ${tall}`, role: "img", "aria-label": words, class: "flows" },
-      links.map((each) => {
-        const [a, b] = [y(left, each.from), y(right, each.to)];
-        return s("path", { d: `M96 ${a} C 210 ${a}, 210 ${b}, 324 ${b}`, "stroke-width": Math.max(1.5, (10 * each.bytes) / most) }, s("title", {}, `${each.from} has ${bytes(each.bytes)} in ${plural(each.slabs, "slab")} at ${each.to}; ${each.rate.toFixed(1)} requests a second`));
+      [...links].sort((a, b) => natural(a.from, b.from) || natural(a.to, b.to)).map((each) => {
+        const [a, b] = [at("from", left, each), at("to", right, each)];
+        return s("path", { d: `M96 ${a} C 210 ${a}, 210 ${b}, 324 ${b}`, "stroke-width": Math.max(1, wide(each.bytes) - 0.5) }, s("title", {}, `${each.from} has ${bytes(each.bytes)} in ${plural(each.slabs, "slab")} at ${each.to}; ${each.rate.toFixed(1)} requests a second`));
       }),
       left.map((name) => s("text", { x: 90, y: y(left, name) + 4, "text-anchor": "end" }, name)),
       right.map((name) => s("text", { x: 330, y: y(right, name) + 4 }, name)));
