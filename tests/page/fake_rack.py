@@ -32,6 +32,7 @@ from plugins.views import (
     JobTallyView,
     JobTimesView,
     JobView,
+    LeaderView,
     SlabView,
     Trouble,
     VoterRow,
@@ -238,6 +239,10 @@ class FakeRack:
             name: {"tenant": name, "users": ["ann", "bob"], "gpus": gpus, "used": int((gpus or 100) * rng.uniform(0.2, 1))}
             for name, gpus in tenants.items()
         }  # fmt: skip
+        self.tables["quotas"] = {
+            name: {**row, "queued_jobs": 3, "opportunistic": 2} for name, row in self.tables["tenants"].items()
+        }
+        self.tables["leader"] = {"leader": msgspec.to_builtins(LeaderView("gpu2", 4, 9000.0, 4211, 0.1, ("gpu1", "gpu2", "gpu3")))}  # type: ignore[arg-type]
         running = [job for job in self.tables["jobs"].values() if job["state"] == "running"][:40]
         self.tables["tensors"] = {}
         for job in running[::2]:
@@ -311,11 +316,9 @@ class FakeAgent:
         app.router.add_get("/v1/jobs/{id}/curve", self._said(self._curve))
         app.router.add_get("/v1/jobs/{id}/logs", self._said(self._log))
         app.router.add_get("/v1/starts", self._said(lambda _request: {"starts": self._starts(), "whole": True, "age_s": 0}))
-        app.router.add_get("/v1/quotas", self._said(lambda _request: self._quotas()))
         app.router.add_get("/v1/volumes", self._said(lambda _request: []))
         app.router.add_get("/v1/memory/accounts", self._said(lambda _request: []))
-        leader = {"leader": "gpu2", "term": 4, "since_s": 9000, "applied_index": 4211, "age_s": 0.2, "voters": []}
-        app.router.add_get("/v1/leader", self._said(lambda _request: leader))
+        app.router.add_get("/v1/leader", self._said(lambda _request: self.rack.tables["leader"]["leader"]))
         app.cleanup_ctx.append(self._changing)
         return app
 
@@ -344,9 +347,6 @@ class FakeAgent:
     def _starts(self) -> list[dict[str, Any]]:
         waiting = [job["id"] for job in self.rack.tables["jobs"].values() if job["state"] == "queued"]
         return [{"id": id, "p50_s": 60.0 * at + 40, "p90_s": 200.0 * at + 90, "basis": "from 34 jobs"} for at, id in enumerate(waiting)]
-
-    def _quotas(self) -> list[dict[str, Any]]:
-        return [{**row, "queued_jobs": 3, "opportunistic": 2} for row in self.rack.tables["tenants"].values()]
 
     def _curve(self, request: web.Request) -> dict[str, Any]:
         rng = random.Random(request.match_info["id"])
@@ -389,7 +389,7 @@ class FakeAgent:
         queue: asyncio.Queue[tuple[str, Any]] = asyncio.Queue()
         for name, rows in self.rack.tables.items():
             if name in wanted:
-                found = {"table": name, "host": "gpu1", "as_of_wall_s": time.time(), "rows": rows, "unanswered": []}
+                found = {"table": name, "as_of_wall_s": time.time(), "rows": rows, "unanswered": []}
                 await self._send(response, "snapshot", found)
         for event in self.rack.happened if "happened" in wanted else ():
             await self._send(response, "happened", msgspec.to_builtins(event))

@@ -6,8 +6,11 @@ import { setTones } from "./lib/widgets.js";
 import { gpusView, hostsView, jobsView, tenantsView, tensorsView } from "./views/lists.js";
 import { Overview } from "./views/overview.js";
 
-const TABLES = ["hosts", "gpus", "jobs", "slabs", "tenants", "tensors", "gossip", "voters"];
-const later = (path, name) => async (page, ...more) => new (await import(path))[name](page, ...more);
+const TABLES = ["hosts", "gpus", "jobs", "slabs", "tenants", "quotas", "tensors", "gossip", "voters", "leader"];
+const later =
+  (path, name) =>
+  async (page, ...more) =>
+    new (await import(path))[name](page, ...more);
 const VIEWS = [
   ["", "Overview", (page) => new Overview(page)],
   ["hosts", "Hosts", hostsView],
@@ -22,8 +25,12 @@ const VIEWS = [
 const ONE = { job: later("./views/job.js", "JobView"), host: later("./views/host.js", "HostView") };
 const ABOVE = { job: "jobs", host: "hosts" };
 const KEYS = [
-  ["/", "go to the filter"], ["j  k", "next, previous row"], ["Enter", "open the row"], ["Esc", "leave the filter, or go up"],
-  ["1 … 9", "the views, in their order"], ["?", "this help"],
+  ["/", "go to the filter"],
+  ["j  k", "next, previous row"],
+  ["Enter", "open the row"],
+  ["Esc", "leave the filter, or go up"],
+  ["1 … 9", "the views, in their order"],
+  ["?", "this help"],
 ];
 
 class Page {
@@ -34,7 +41,9 @@ class Page {
     this.view = null;
     this.cut_s = null;
     this.keys = this.stored("keys") !== "off";
-    this.links = VIEWS.map(([name, title], at) => h("a", { href: `#/${name}`, "aria-keyshortcuts": String(at + 1) }, title));
+    this.links = VIEWS.map(([name, title], at) =>
+      h("a", { href: `#/${name}`, "aria-keyshortcuts": String(at + 1) }, title),
+    );
     document.getElementById("nav").append(...this.links);
     document.getElementById("help-button").addEventListener("click", () => this.help());
     addEventListener("hashchange", () => this.route());
@@ -43,7 +52,11 @@ class Page {
       if (changed.has("hosts")) this.head();
       this.view?.update(changed);
     });
-    this.stream = new Stream([...TABLES, "happened"], (kind, said) => this.model.take(kind, said), (state, words) => this.told(state, words));
+    this.stream = new Stream(
+      [...TABLES, "happened"],
+      (kind, said) => this.model.take(kind, said),
+      (state, words) => this.told(state, words),
+    );
     setInterval(() => this.tick(), 1000);
   }
 
@@ -60,12 +73,11 @@ class Page {
 
   async start() {
     this.stream.open();
-    try {
-      setTones(await read("/states.json"));
-    } catch {
-      // states are words all the same
-    }
+    const [tones, leader] = await Promise.allSettled([read("/states.json"), read("/v1/leader")]);
+    if (tones.value) setTones(tones.value); // states are words all the same
+    this.model.host = leader.value?.host ?? "";
     await this.route();
+    this.head();
   }
 
   get query() {
@@ -89,7 +101,10 @@ class Page {
       // somebody typed it: the overview
     }
     const [name, ...rest] = path.split("/");
-    const at = Math.max(0, VIEWS.findIndex(([each]) => each === (ABOVE[name] ?? name)));
+    const at = Math.max(
+      0,
+      VIEWS.findIndex(([each]) => each === (ABOVE[name] ?? name)),
+    );
     const turn = (this.turn = {});
     const made = ONE[name] && rest.length ? ONE[name] : VIEWS[at][2];
     this.view?.close();
@@ -99,13 +114,17 @@ class Page {
     try {
       view = await made(this, rest.join("/"));
     } catch (error) {
-      this.main.replaceChildren(h("p", { class: "alarm", role: "alert" }, `This view could not be loaded: ${error.message}`));
+      this.main.replaceChildren(
+        h("p", { class: "alarm", role: "alert" }, `This view could not be loaded: ${error.message}`),
+      );
       return;
     }
     if (turn !== this.turn) return view.close();
     this.view = view;
     this.up = ONE[name] && rest.length ? `#/${ABOVE[name]}` : at ? "#/" : "";
-    this.links.forEach((link, each) => (each === at ? link.setAttribute("aria-current", "page") : link.removeAttribute("aria-current")));
+    this.links.forEach((link, each) =>
+      each === at ? link.setAttribute("aria-current", "page") : link.removeAttribute("aria-current"),
+    );
     this.links[at].scrollIntoView({ block: "nearest", inline: "nearest" });
     const title = view.el.querySelector("h1");
     document.title = `${title.textContent} · Covey`;
@@ -127,20 +146,35 @@ class Page {
   }
 
   head() {
-    const { model } = this, hosts = [...model.rows("hosts").values()];
-    const alive = hosts.filter((host) => host.state === "alive").length, leader = hosts.find((host) => host.leads);
+    const { model } = this,
+      hosts = [...model.rows("hosts").values()];
+    const alive = hosts.filter((host) => host.state === "alive").length,
+      leader = hosts.find((host) => host.leads);
     const known = model.tables.hosts.known;
-    if (known) say(document.getElementById("summary"), `as ${model.host || "this agent"} knows: ${alive} of ${hosts.length} hosts alive, ${leader ? `${leader.host} leads` : "no leader now"}`);
+    if (known)
+      say(
+        document.getElementById("summary"),
+        `as ${model.host || "this agent"} knows: ${alive} of ${hosts.length} hosts alive, ${leader ? `${leader.host} leads` : "no leader now"}`,
+      );
     const link = document.getElementById("link");
     link.className = this.state ?? "";
     const since = this.cut_s ? clock(this.cut_s) : "";
-    const said = { live: "live", cut: known ? `out of date since ${since}` : "the agent does not answer", refused: known ? `out of date since ${since}` : "refused", paused: "paused" }[this.state] ?? "connecting ...";
+    const said =
+      {
+        live: "live",
+        cut: known ? `out of date since ${since}` : "the agent does not answer",
+        refused: known ? `out of date since ${since}` : "refused",
+        paused: "paused",
+      }[this.state] ?? "connecting ...";
     say(link, said);
     link.title = this.words || "one stream from the agent; it pauses while this tab is hidden";
     let trouble = document.getElementById("trouble");
     if (this.state === "cut" || this.state === "refused") {
       if (!trouble) document.getElementById("shell").before((trouble = h("p", { id: "trouble", role: "alert" })));
-      say(trouble, `${known ? `What is shown here is out of date since ${since}` : "Nothing is known yet"}: ${this.words}. It is tried again by itself.`);
+      say(
+        trouble,
+        `${known ? `What is shown here is out of date since ${since}` : "Nothing is known yet"}: ${this.words}. It is tried again by itself.`,
+      );
     } else trouble?.remove();
   }
 
@@ -164,10 +198,15 @@ class Page {
     const grid = event.target.closest(".grid");
     const arrows = grid && { ArrowDown: 1, ArrowUp: -1, PageDown: 12, PageUp: -12, Home: -1e9, End: 1e9 }[event.key];
     if (arrows) return this.did(event, () => this.view.move(arrows));
-    if (event.key === "Enter" && (event.target === document.body || event.target.closest(".grid, h1, main") === event.target)) return this.did(event, () => this.view?.enter?.());
+    if (
+      event.key === "Enter" &&
+      (event.target === document.body || event.target.closest(".grid, h1, main") === event.target)
+    )
+      return this.did(event, () => this.view?.enter?.());
     if (!this.keys) return;
     if (event.key === "/") return this.did(event, () => document.querySelector("main .filter")?.focus());
-    if (event.key === "j" || event.key === "k") return this.did(event, () => this.view?.move(event.key === "j" ? 1 : -1));
+    if (event.key === "j" || event.key === "k")
+      return this.did(event, () => this.view?.move(event.key === "j" ? 1 : -1));
     if (event.key === "?") return this.did(event, () => this.help());
     const at = "123456789".indexOf(event.key);
     if (event.key.length === 1 && at >= 0 && VIEWS[at]) this.did(event, () => (location.hash = `#/${VIEWS[at][0]}`));
@@ -185,14 +224,26 @@ class Page {
   }
 
   help() {
-    const keys = h("input", { type: "checkbox", onchange: () => this.stored("keys", (this.keys = keys.checked) ? "on" : "off") });
+    const keys = h("input", {
+      type: "checkbox",
+      onchange: () => this.stored("keys", (this.keys = keys.checked) ? "on" : "off"),
+    });
     keys.checked = this.keys;
     this.dialog.replaceChildren(
       h("h2", { id: "dialog-title" }, "Keys"),
-      h("dl", { class: "keys" }, KEYS.map(([key, words]) => h("div", {}, h("dt", {}, h("kbd", {}, key)), h("dd", {}, words)))),
+      h(
+        "dl",
+        { class: "keys" },
+        KEYS.map(([key, words]) => h("div", {}, h("dt", {}, h("kbd", {}, key)), h("dd", {}, words))),
+      ),
       h("label", {}, keys, " single keys do something"),
-      h("p", { class: "more" }, "A filter takes words that must be there, -words that must not, and field:word. The address has what is shown: send it to somebody. The same in a terminal: agentctl top."),
-      h("form", { method: "dialog" }, h("button", {}, "Close")));
+      h(
+        "p",
+        { class: "more" },
+        "A filter takes words that must be there, -words that must not, and field:word. The address has what is shown: send it to somebody. The same in a terminal: agentctl top.",
+      ),
+      h("form", { method: "dialog" }, h("button", {}, "Close")),
+    );
     this.dialog.showModal();
   }
 }

@@ -6,7 +6,13 @@ let loading = null;
 function load() {
   loading ??= new Promise((done, failed) => {
     document.head.append(h("link", { rel: "stylesheet", href: "/vendor/uPlot.css" }));
-    document.head.append(h("script", { src: "/vendor/uPlot.js", onload: () => done(globalThis.uPlot), onerror: () => failed(new Error("the curves' script did not come")) }));
+    document.head.append(
+      h("script", {
+        src: "/vendor/uPlot.js",
+        onload: () => done(globalThis.uPlot),
+        onerror: () => failed(new Error("the curves' script did not come")),
+      }),
+    );
   });
   return loading;
 }
@@ -48,7 +54,8 @@ export class Chart {
     this.data = [points.map(([at]) => at), points.map(([, value]) => value)];
     const values = this.data[1].filter((value) => value != null);
     const said = values.length
-      ? `${this.format(values.at(-1))} now; ${this.format(Math.min(...values))} to ${this.format(Math.max(...values))}` + (this.time ? "" : ` in steps ${points[0][0]} to ${points.at(-1)[0]}`)
+      ? `${this.format(values.at(-1))} now; ${this.format(Math.min(...values))} to ${this.format(Math.max(...values))}` +
+        (this.time ? "" : ` in steps ${points[0][0]} to ${points.at(-1)[0]}`)
       : "no value yet";
     this.words.lastChild.textContent = said;
     this.box.setAttribute("aria-label", `${this.title}: ${said}`);
@@ -59,16 +66,33 @@ export class Chart {
   }
 
   draw(Plot) {
-    const axis = { stroke: () => colour("--muted"), grid: { stroke: () => colour("--line"), width: 1 }, ticks: { stroke: () => colour("--line"), width: 1 }, font: "11px system-ui, sans-serif" };
+    const axis = {
+      stroke: () => colour("--muted"),
+      grid: { stroke: () => colour("--line"), width: 1 },
+      ticks: { stroke: () => colour("--line"), width: 1 },
+      font: "11px system-ui, sans-serif",
+    };
     const one = this.data[0].length < 2;
-    this.plot = new Plot({
-      width: Math.max(120, this.box.clientWidth), height: this.height,
-      legend: { show: false }, cursor: { y: false, points: { size: 6 } },
-      scales: { x: { time: this.time }, y: { range: (_plot, low, high) => this.span(low, high) } },
-      axes: [{ ...axis, size: 26 }, { ...axis, size: 56, values: (_plot, splits) => splits.map((value) => this.format(value)) }],
-      series: [{}, { stroke: () => colour("--accent"), width: 1.75, fill: () => colour("--accent-wash"), points: { show: one } }],
-      hooks: { setCursor: [(plot) => this.point(plot)] },
-    }, this.data, this.box);
+    this.plot = new Plot(
+      {
+        width: Math.max(120, this.box.clientWidth),
+        height: this.height,
+        legend: { show: false },
+        cursor: { y: false, points: { size: 6 } },
+        scales: { x: { time: this.time }, y: { range: (_plot, low, high) => this.span(low, high) } },
+        axes: [
+          { ...axis, size: 26 },
+          { ...axis, size: 56, values: (_plot, splits) => splits.map((value) => this.format(value)) },
+        ],
+        series: [
+          {},
+          { stroke: () => colour("--accent"), width: 1.75, fill: () => colour("--accent-wash"), points: { show: one } },
+        ],
+        hooks: { setCursor: [(plot) => this.point(plot)] },
+      },
+      this.data,
+      this.box,
+    );
   }
 
   span(low, high) {
@@ -97,6 +121,12 @@ export class Chart {
 // A short line without axes, of values 0..1, for a row: its text stands beside it.
 export function spark(values, width = 120, height = 22) {
   const step = width / Math.max(1, values.length - 1);
-  const points = values.map((value, at) => `${(at * step).toFixed(1)},${((1 - (value ?? 0)) * (height - 2) + 1).toFixed(1)}`);
-  return s("svg", { class: "spark", viewBox: `0 0 ${width} ${height}`, width, height, "aria-hidden": "true" }, s("polyline", { points: points.join(" ") }));
+  const points = values.map(
+    (value, at) => `${(at * step).toFixed(1)},${((1 - (value ?? 0)) * (height - 2) + 1).toFixed(1)}`,
+  );
+  return s(
+    "svg",
+    { class: "spark", viewBox: `0 0 ${width} ${height}`, width, height, "aria-hidden": "true" },
+    s("polyline", { points: points.join(" ") }),
+  );
 }

@@ -61,7 +61,8 @@ const pad = (n) => String(n).padStart(2, "0");
 // A wall time: today's as 14:03:22, others with their date.
 export function clock(wall_s) {
   if (!wall_s) return NOT_KNOWN;
-  const at = new Date(wall_s * 1000), now = new Date();
+  const at = new Date(wall_s * 1000),
+    now = new Date();
   const time = `${pad(at.getHours())}:${pad(at.getMinutes())}:${pad(at.getSeconds())}`;
   if (at.toDateString() === now.toDateString()) return time;
   return `${at.getFullYear()}-${pad(at.getMonth() + 1)}-${pad(at.getDate())} ${time}`;

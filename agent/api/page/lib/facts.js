@@ -56,7 +56,10 @@ export function tally(states) {
 }
 
 export const tallyWords = (found) =>
-  Object.keys(GPU_STATES).filter((state) => found[state]).map((state) => `${found[state]} ${GPU_STATES[state].words}`).join(", ");
+  Object.keys(GPU_STATES)
+    .filter((state) => found[state])
+    .map((state) => `${found[state]} ${GPU_STATES[state].words}`)
+    .join(", ");
 
 // Slabs in these states are on their lender.
 export const LENDS = new Set(["mapped", "moving", "reopening", "filling", "recovering"]);
@@ -70,7 +73,8 @@ export function hostNote(host) {
   if (host.drained_by) said.push(`drained by ${host.drained_by}${host.closed_why ? `: ${host.closed_why}` : ""}`);
   if (host.cordoned_by) said.push(`cordoned by ${host.cordoned_by}${host.closed_why ? `: ${host.closed_why}` : ""}`);
   if (host.state === "suspect" && host.suspected_by) said.push(`suspected by ${host.suspected_by}`);
-  for (const [job, why] of Object.entries(host.gpus_held ?? {})) said.push(`${job} holds ${why === "idle" ? "idle GPUs" : `GPUs that are ${why}`}`);
+  for (const [job, why] of Object.entries(host.gpus_held ?? {}))
+    said.push(`${job} holds ${why === "idle" ? "idle GPUs" : `GPUs that are ${why}`}`);
   return said.join("; ");
 }
 
@@ -91,7 +95,9 @@ export const jobClass = (job) =>
   !job.runs_as || job.runs_as === job.job_class ? job.job_class : `${job.runs_as} (was ${job.job_class})`;
 export const jobOwner = (job) => job.user || (job.uid == null ? "the agent" : `uid ${job.uid}`);
 export const jobWorkers = (job) =>
-  job.elastic ? `${job.workers}..${job.elastic.workers_max}${job.elastic.processes && !job.over ? `, now ${job.elastic.processes}` : ""}` : String(job.workers);
+  job.elastic
+    ? `${job.workers}..${job.elastic.workers_max}${job.elastic.processes && !job.over ? `, now ${job.elastic.processes}` : ""}`
+    : String(job.workers);
 
 // How long a job has waited, or has run since its first start, or took. `now_s`: the agent's wall clock.
 export const jobFor = (job, now_s) => job.times.for_s + (job.over ? 0 : Math.max(0, now_s - job.as_of));
@@ -108,13 +114,22 @@ export function startWords(start) {
 export function waits(job) {
   const timing = job.seen?.timing;
   if (!timing?.step_s) return [];
-  const parts = [["data", timing.input_s], ["other ranks", timing.communicate_s], ["turns of other jobs", timing.turns_s]];
+  const parts = [
+    ["data", timing.input_s],
+    ["other ranks", timing.communicate_s],
+    ["turns of other jobs", timing.turns_s],
+  ];
   parts.push(["the device", Math.min(job.metrics?.device_wait_s ?? 0, timing.step_s)]);
-  return parts.map(([what, s]) => [what, s / timing.step_s]).filter(([, share]) => share >= 0.01).sort((a, b) => b[1] - a[1]);
+  return parts
+    .map(([what, s]) => [what, s / timing.step_s])
+    .filter(([, share]) => share >= 0.01)
+    .sort((a, b) => b[1] - a[1]);
 }
 
 export const waitWords = (job) =>
-  waits(job).map(([what, share]) => `${percent(share)} of each step waits for ${what}`).join("; ");
+  waits(job)
+    .map(([what, share]) => `${percent(share)} of each step waits for ${what}`)
+    .join("; ");
 
 // The same in a few words, of the longest wait alone.
 export const waitBrief = (job) => {
@@ -124,15 +139,22 @@ export const waitBrief = (job) => {
 
 // The hosts that did not answer, in words, as agentctl says it.
 export const missing = (unanswered) =>
-  unanswered.map((each) => `${each.host} ${each.age_s == null ? "is missing" : `is shown as it was ${seconds(each.age_s)} ago`} (${each.why})`);
+  unanswered.map(
+    (each) =>
+      `${each.host} ${each.age_s == null ? "is missing" : `is shown as it was ${seconds(each.age_s)} ago`} (${each.why})`,
+  );
 
 // Words of a filter: `word`, `-word`, `field:word`; all must hold.
 export function matcher(text) {
-  const wanted = text.toLowerCase().split(/\s+/).filter(Boolean).map((word) => {
-    const not = word.startsWith("-") && word.length > 1;
-    const [field, rest] = (not ? word.slice(1) : word).split(/:(.*)/s);
-    return { not, field: rest ? field : "", word: rest || field };
-  });
+  const wanted = text
+    .toLowerCase()
+    .split(/\s+/)
+    .filter(Boolean)
+    .map((word) => {
+      const not = word.startsWith("-") && word.length > 1;
+      const [field, rest] = (not ? word.slice(1) : word).split(/:(.*)/s);
+      return { not, field: rest ? field : "", word: rest || field };
+    });
   return (row, words) =>
     wanted.every(({ not, field, word }) => {
       const said = field && row[field] !== undefined ? String(row[field] ?? "") : words;
@@ -146,16 +168,24 @@ export const natural = (a, b) => NATURAL.compare(a, b);
 
 // What became of a job and when, from its events: [{state, from_s, to_s}], to_s null for what goes on.
 const PHASES = new Map([
-  ["submitted", "queued"], ["granted", "placing"], ["placed", "running"], ["stopping", "stopping"],
-  ["queued again", "queued"], ["taken back", "queued"], ["not placed", "queued"],
-  ["hosts lost", "healing"], ["replaced", "running"], ["to move", "moving"],
+  ["submitted", "queued"],
+  ["granted", "placing"],
+  ["placed", "running"],
+  ["stopping", "stopping"],
+  ["queued again", "queued"],
+  ["taken back", "queued"],
+  ["not placed", "queued"],
+  ["hosts lost", "healing"],
+  ["replaced", "running"],
+  ["to move", "moving"],
 ]);
 const ENDS = new Set(["done", "failed", "cancelled"]);
 
 export function phases(events) {
   const found = [];
   for (const event of events) {
-    const last = found.at(-1), state = PHASES.get(event.event);
+    const last = found.at(-1),
+      state = PHASES.get(event.event);
     const goes_on = last && last.to_s == null;
     if (ENDS.has(event.event) && goes_on) last.to_s = event.wall_s;
     if (!state || (goes_on && last.state === state)) continue;
@@ -168,9 +198,17 @@ export function phases(events) {
 
 // What happened to a job beside its states: [{words, wall_s}], for marks on its timeline.
 const MARKS = new Map([
-  ["replaced", "ranks replaced"], ["hosts lost", "host lost"], ["grew", "resized: grew"], ["shrank", "resized: shrank"],
-  ["arranged anew", "arranged anew"], ["demoted", "demoted"], ["upgraded", "upgraded"], ["promoted", "promoted"],
-  ["to move", "moved"], ["held", "held"], ["released", "released"],
+  ["replaced", "ranks replaced"],
+  ["hosts lost", "host lost"],
+  ["grew", "resized: grew"],
+  ["shrank", "resized: shrank"],
+  ["arranged anew", "arranged anew"],
+  ["demoted", "demoted"],
+  ["upgraded", "upgraded"],
+  ["promoted", "promoted"],
+  ["to move", "moved"],
+  ["held", "held"],
+  ["released", "released"],
 ]);
 export function marks(events) {
   return events.flatMap((event) => {
@@ -189,4 +227,3 @@ export function subjectPath(subject) {
   if (/^(job\/)?j\d+$/.test(subject)) return `#/job/${subject.replace("job/", "")}`;
   return "";
 }
-

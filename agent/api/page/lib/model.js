@@ -2,6 +2,7 @@
 import { LENDS } from "./facts.js";
 
 const EVENTS_MAX = 2000;
+const COUNTING = ["times", "since_s", "up_s"]; // fields that count time on from the row's `as_of`, by the wall clock
 const SAMPLES = 180; // of a GPU's use, at least SAMPLE_S apart
 const SAMPLE_S = 5;
 
@@ -49,7 +50,6 @@ export class Model {
   snapshot(said) {
     const table = this.tables[said.table];
     if (!table) return;
-    if (said.host) this.host = said.host;
     table.rows = new Map(Object.entries(said.rows));
     for (const row of table.rows.values()) row.as_of = said.as_of_wall_s;
     this.said(said.table, table, said);
@@ -60,7 +60,8 @@ export class Model {
     const table = this.tables[said.table];
     if (!table) return;
     for (const [key, fields] of Object.entries(said.set ?? {})) {
-      const row = { ...table.rows.get(key), ...fields, as_of: said.as_of_wall_s };
+      const row = { ...table.rows.get(key), ...fields };
+      if (COUNTING.some((field) => field in fields)) row.as_of = said.as_of_wall_s;
       table.rows.set(key, row);
       if (said.table === "gpus") this.sample(key, row, said.as_of_wall_s);
     }
@@ -113,7 +114,10 @@ export class Model {
   // GPUs of each host in order, jobs by host, and what hosts lend: made once for each batch of changes, when asked for.
   get by() {
     if (this.derived) return this.derived;
-    const gpus = new Map(), jobs = new Map(), lent = new Map(), borrowed = new Map();
+    const gpus = new Map(),
+      jobs = new Map(),
+      lent = new Map(),
+      borrowed = new Map();
     const add = (to, key, value) => (to.has(key) ? to.get(key).push(value) : to.set(key, [value]));
     for (const row of this.rows("gpus").values()) add(gpus, row.host, row);
     for (const rows of gpus.values()) rows.sort((a, b) => a.index - b.index);

@@ -58,7 +58,8 @@ export class Stream {
   }
 
   message(text) {
-    let kind = "message", data = "";
+    let kind = "message",
+      data = "";
     for (const line of text.split("\n")) {
       if (line.startsWith("event:")) kind = line.slice(6).trim();
       else if (line.startsWith("data:")) data += line.slice(5).trim();

@@ -69,6 +69,7 @@ export class Virtual {
     if (this.el.style.height !== tall) this.el.style.height = tall;
     const [first, last] = this.range(wide);
     if (!anew && this.drawn?.join() === [first, last, wide].join()) return;
+    const moved = anew || this.drawn?.[2] !== wide;
     this.drawn = [first, last, wide];
     const wanted = new Set(this.keys.slice(first, last));
     const spare = [];
@@ -80,19 +81,25 @@ export class Virtual {
     for (let at = first; at < last; at++) {
       const key = this.keys[at];
       let element = this.shown.get(key);
+      if (element && !moved) continue;
       if (!element) {
         element = spare.pop() ?? this.make();
         this.shown.set(key, element);
         this.fill(element, key);
         if (!element.isConnected) this.el.append(element);
-      } else if (anew) this.fill(element, key);
-      const where = `translate(${wide > 1 ? `${(100 * (at % wide))}%` : 0}, ${Math.floor(at / wide) * this.height}px)`;
-      if (element.style.transform !== where) element.style.transform = where;
-      if (wide > 1) element.style.width = `${100 / wide}%`;
+      } else this.fill(element, key);
+      this.put(element, at, wide);
     }
     for (const element of spare) element.remove();
     clearTimeout(this.ordering);
     this.ordering = setTimeout(() => this.order(), 250);
+  }
+
+  put(element, at, wide) {
+    const x = wide > 1 ? `${100 * (at % wide)}%` : 0;
+    element.style.transform = `translate(${x}, ${Math.floor(at / wide) * this.height}px)`;
+    const width = wide > 1 ? `${100 / wide}%` : "";
+    if (element.style.width !== width) element.style.width = width;
   }
 
   // Elements are used again wherever they stand; once scrolling rests they stand in the order in which they are read.
@@ -100,7 +107,8 @@ export class Virtual {
     if (this.el.contains(document.activeElement)) return;
     const [first, last] = this.drawn;
     this.keys.slice(first, last).forEach((key, at) => {
-      const element = this.shown.get(key), there = this.el.children[at];
+      const element = this.shown.get(key),
+        there = this.el.children[at];
       if (element && element !== there) this.el.insertBefore(element, there ?? null);
     });
   }
@@ -110,9 +118,13 @@ export class Virtual {
     const at = this.places.get(key);
     if (at === undefined) return;
     const wide = this.columns(this.el.clientWidth);
-    const top = this.el.getBoundingClientRect().top - this.scroller.getBoundingClientRect().top + Math.floor(at / wide) * this.height;
+    const top =
+      this.el.getBoundingClientRect().top -
+      this.scroller.getBoundingClientRect().top +
+      Math.floor(at / wide) * this.height;
     if (top < under) this.scroller.scrollTop += top - under;
-    else if (top + this.height > this.scroller.clientHeight) this.scroller.scrollTop += top + this.height - this.scroller.clientHeight;
+    else if (top + this.height > this.scroller.clientHeight)
+      this.scroller.scrollTop += top + this.height - this.scroller.clientHeight;
     this.draw();
   }
 }

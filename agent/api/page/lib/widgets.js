@@ -69,7 +69,13 @@ export function command(text) {
 // A refusal of the agent in its three lines.
 export function refusal(error) {
   const said = error.said ?? { what: "The agent did not answer", why: error.message, next: "" };
-  return h("div", { class: "refused" }, h("p", {}, said.what), h("p", {}, said.why), said.next && h("p", {}, "Next: ", said.next));
+  return h(
+    "div",
+    { class: "refused" },
+    h("p", {}, said.what),
+    h("p", {}, said.why),
+    said.next && h("p", {}, "Next: ", said.next),
+  );
 }
 
 const ROW = 34;
@@ -87,10 +93,20 @@ export class Grid {
     this.selected = null;
     this.name = `grid${++grids}`;
     this.head = h("div", { role: "row", class: "row head" });
-    this.virtual = new Virtual({ scroller, height: ROW, make: () => this.make(), fill: (element, key) => this.fill(element, key) });
+    this.virtual = new Virtual({
+      scroller,
+      height: ROW,
+      make: () => this.make(),
+      fill: (element, key) => this.fill(element, key),
+    });
     this.virtual.el.setAttribute("role", "rowgroup");
     this.none = h("p", { class: "empty", hidden: true });
-    this.grid = h("div", { role: "grid", class: "grid", tabindex: "0", "aria-label": label }, h("div", { role: "rowgroup", class: "heads" }, this.head), this.virtual.el);
+    this.grid = h(
+      "div",
+      { role: "grid", class: "grid", tabindex: "0", "aria-label": label },
+      h("div", { role: "rowgroup", class: "heads" }, this.head),
+      this.virtual.el,
+    );
     this.el = h("div", { class: "listing" }, this.grid, this.none);
     this.virtual.el.addEventListener("click", (event) => this.clicked(event));
     this.sizes = new ResizeObserver(() => this.fit());
@@ -116,8 +132,11 @@ export class Grid {
     const visible = this.columns.filter((column) => chosen.has(column));
     if (this.visible?.map((each) => each.id).join() === visible.map((each) => each.id).join()) return;
     this.visible = visible;
-    const grows = visible.some((column) => column.grow);
-    const track = (column, at) => (column.grow || (!grows && at === visible.length - 1) ? `minmax(${column.width}px, 1fr)` : `${column.width}px`);
+    const grows =
+      visible.find((column) => column.grow) ??
+      visible.find((column) => column.stretch) ??
+      visible.findLast((column) => !column.number);
+    const track = (column) => (column === grows ? `minmax(${column.width}px, 1fr)` : `${column.width}px`);
     this.el.style.setProperty("--columns", visible.map(track).join(" "));
     this.grid.setAttribute("aria-colcount", this.columns.length);
     this.heads();
@@ -128,11 +147,27 @@ export class Grid {
 
   heads() {
     const [by, down] = this.order();
-    this.head.replaceChildren(...this.visible.map((column) => {
-      const is = column.id === by;
-      const sort = h("button", { type: "button", title: `Sort by ${column.title}`, onclick: () => this.sort(column) }, column.title, is && h("span", { "aria-hidden": "true" }, down ? " ↓" : " ↑"));
-      return h("div", { role: "columnheader", class: column.number ? "number" : "", "aria-colindex": this.columns.indexOf(column) + 1, "aria-sort": is ? (down ? "descending" : "ascending") : "none" }, sort);
-    }));
+    this.head.replaceChildren(
+      ...this.visible.map((column) => {
+        const is = column.id === by;
+        const sort = h(
+          "button",
+          { type: "button", title: `Sort by ${column.title}`, onclick: () => this.sort(column) },
+          column.title,
+          is && h("span", { "aria-hidden": "true" }, down ? " ↓" : " ↑"),
+        );
+        return h(
+          "div",
+          {
+            role: "columnheader",
+            class: column.number ? "number" : "",
+            "aria-colindex": this.columns.indexOf(column) + 1,
+            "aria-sort": is ? (down ? "descending" : "ascending") : "none",
+          },
+          sort,
+        );
+      }),
+    );
   }
 
   order() {
@@ -142,7 +177,16 @@ export class Grid {
   sort(column) {
     const [by, down] = this.order();
     const first = column.number ? "-" : "";
-    this.sorted = by !== column.id ? first + column.id : down ? (column.number ? "" : column.id) : column.number ? "" : `-${column.id}`;
+    this.sorted =
+      by !== column.id
+        ? first + column.id
+        : down
+          ? column.number
+            ? ""
+            : column.id
+          : column.number
+            ? ""
+            : `-${column.id}`;
     if (by === column.id && !down && column.number) this.sorted = "";
     this.heads();
     this.arrange();
@@ -165,7 +209,10 @@ export class Grid {
       const value = column.sort ?? column.text;
       const of = new Map(found.map(([key, row]) => [key, value(row)]));
       const unknown = (each) => each == null || each === "";
-      const compare = (a, b) => (typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b), "en", { numeric: true }));
+      const compare = (a, b) =>
+        typeof a === "number" && typeof b === "number"
+          ? a - b
+          : String(a).localeCompare(String(b), "en", { numeric: true });
       found.sort(([a], [b]) => {
         const [left, right] = [of.get(a), of.get(b)];
         if (unknown(left) || unknown(right)) return unknown(left) - unknown(right); // what is not known comes last
@@ -189,7 +236,11 @@ export class Grid {
 
   make() {
     const cells = this.visible.map((column) => {
-      const cell = h("div", { role: "gridcell", class: column.number ? "number" : "", "aria-colindex": this.columns.indexOf(column) + 1 });
+      const cell = h("div", {
+        role: "gridcell",
+        class: column.number ? "number" : "",
+        "aria-colindex": this.columns.indexOf(column) + 1,
+      });
       if (column.bar) cell.append(bar(null), h("span"));
       else if (column.chip) cell.append(h("span"));
       else if (column.link) cell.append(h("a", { tabindex: "-1" }));
@@ -206,7 +257,8 @@ export class Grid {
     element.setAttribute("aria-rowindex", (this.virtual.places.get(key) ?? 0) + 2);
     element.setAttribute("aria-selected", key === this.selected);
     this.visible.forEach((column, at) => {
-      const cell = element.children[at], text = column.text(row);
+      const cell = element.children[at],
+        text = column.text(row);
       const shown = text == null || text === "" ? (column.blank ?? "") : String(text);
       if (column.bar) {
         sayBar(cell.firstChild, column.bar(row));

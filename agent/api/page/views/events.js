@@ -11,17 +11,52 @@ export class EventsView {
     this.at = page.query.get("at") ?? "";
     this.story = null;
     this.counted = h("span", { class: "counted" });
-    this.filter = h("input", { type: "search", class: "filter", placeholder: "Filter: word, -word, host:gpu1", "aria-label": "Filter events", value: page.query.get("q") ?? "", oninput: () => this.filtered(), autocomplete: "off", spellcheck: "false" });
-    this.about = h("input", { type: "text", class: "filter", placeholder: "job, host, volume ...", "aria-label": "All events of", value: this.subject, autocomplete: "off", spellcheck: "false" });
-    const form = h("form", { class: "inline", onsubmit: (event) => this.asked(event) }, h("label", {}, "All events of ", this.about), h("button", { type: "submit" }, "Show"));
+    this.filter = h("input", {
+      type: "search",
+      class: "filter",
+      placeholder: "Filter: word, -word, host:gpu1",
+      "aria-label": "Filter events",
+      value: page.query.get("q") ?? "",
+      oninput: () => this.filtered(),
+      autocomplete: "off",
+      spellcheck: "false",
+    });
+    this.about = h("input", {
+      type: "text",
+      class: "filter",
+      placeholder: "job, host, volume ...",
+      "aria-label": "All events of",
+      value: this.subject,
+      autocomplete: "off",
+      spellcheck: "false",
+    });
+    const form = h(
+      "form",
+      { class: "inline", onsubmit: (event) => this.asked(event) },
+      h("label", {}, "All events of ", this.about),
+      h("button", { type: "submit" }, "Show"),
+    );
     this.state = h("div");
     this.detail = h("div", { class: "panel", hidden: true });
     this.grid = new Grid({
-      label: "Events", scroller: page.main, sorted: page.query.get("sort") ?? "", filter: this.filter.value,
-      empty: () => (this.subject ? "No event is known." : "Nothing happened since this page was opened. Ask above for all events of one job, host or volume."),
+      label: "Events",
+      scroller: page.main,
+      sorted: page.query.get("sort") ?? "",
+      filter: this.filter.value,
+      empty: () =>
+        this.subject
+          ? "No event is known."
+          : "Nothing happened since this page was opened. Ask above for all events of one job, host or volume.",
       columns: [
         { id: "time", title: "Time", width: 160, rank: 0, text: (r) => clock(r.wall_s), sort: (r) => r.wall_s },
-        { id: "subject", title: "Of", width: 150, rank: 1, text: (r) => subjectWord(r.subject), link: (r) => subjectPath(r.subject) },
+        {
+          id: "subject",
+          title: "Of",
+          width: 150,
+          rank: 1,
+          text: (r) => subjectWord(r.subject),
+          link: (r) => subjectPath(r.subject),
+        },
         { id: "event", title: "What", width: 170, rank: 2, text: (r) => r.event },
         { id: "host", title: "Told by", width: 100, rank: 4, text: (r) => r.host },
         { id: "reason", title: "Why", width: 180, rank: 3, grow: true, text: (r) => r.reason },
@@ -33,7 +68,14 @@ export class EventsView {
     };
     this.grid.oncount = (seen, all) => say(this.counted, seen === all ? count(all) : `${count(seen)} of ${count(all)}`);
     this.grid.onsort = () => this.keep();
-    this.el = h("section", { class: "view list-view" }, heading("Events", this.counted, this.filter, form), this.state, this.detail, this.grid.el);
+    this.el = h(
+      "section",
+      { class: "view list-view" },
+      heading("Events", this.counted, this.filter, form),
+      this.state,
+      this.detail,
+      this.grid.el,
+    );
     this.arrange();
     if (this.subject) this.ask();
   }
@@ -68,7 +110,11 @@ export class EventsView {
       const body = await read(`/v1/why/${subject.split("/").map(encodeURIComponent).join("/")}`);
       if (this.closed || subject !== this.subject) return;
       this.story = body.data;
-      this.state.replaceChildren(...(body.unanswered?.length ? [quiet(`Incomplete: ${body.unanswered.map((each) => each.host).join(", ")} did not answer.`)] : []));
+      this.state.replaceChildren(
+        ...(body.unanswered?.length
+          ? [quiet(`Incomplete: ${body.unanswered.map((each) => each.host).join(", ")} did not answer.`)]
+          : []),
+      );
     } catch (error) {
       if (this.closed || subject !== this.subject) return;
       this.story = [];
@@ -78,7 +124,7 @@ export class EventsView {
   }
 
   events() {
-    return this.subject ? this.story ?? [] : this.model.events;
+    return this.subject ? (this.story ?? []) : this.model.events;
   }
 
   arrange() {
@@ -102,8 +148,21 @@ export class EventsView {
     const fact = (term, value) => h("div", {}, h("dt", {}, term), h("dd", {}, value || "not said"));
     this.detail.replaceChildren(
       h("h2", {}, `${subjectWord(row.subject)}: ${row.event}`),
-      h("dl", { class: "facts wide" }, fact("Time", clock(row.wall_s)), fact("Told by", row.host), fact("Why", row.reason), fact("Log entry", row.key)),
-      h("p", {}, h("a", { href: path }, "Link to this event"), subjectPath(row.subject) && h("a", { href: subjectPath(row.subject) }, `Go to ${subjectWord(row.subject)}`)));
+      h(
+        "dl",
+        { class: "facts wide" },
+        fact("Time", clock(row.wall_s)),
+        fact("Told by", row.host),
+        fact("Why", row.reason),
+        fact("Log entry", row.key),
+      ),
+      h(
+        "p",
+        {},
+        h("a", { href: path }, "Link to this event"),
+        subjectPath(row.subject) && h("a", { href: subjectPath(row.subject) }, `Go to ${subjectWord(row.subject)}`),
+      ),
+    );
     this.detail.hidden = false;
     this.keep({ subject: this.subject });
   }
