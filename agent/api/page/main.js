@@ -109,11 +109,18 @@ class Page {
     const made = ONE[name] && rest.length ? ONE[name] : VIEWS[at][2];
     this.view?.close();
     this.view = null;
+    this.up = ONE[name] && rest.length ? `#/${ABOVE[name]}` : at ? "#/" : "";
+    this.links.forEach((link, each) =>
+      each === at ? link.setAttribute("aria-current", "page") : link.removeAttribute("aria-current"),
+    );
+    this.links[at].scrollIntoView({ block: "nearest", inline: "nearest" });
     this.main.scrollTop = 0;
     let view;
     try {
       view = await made(this, rest.join("/"));
+      this.lost = false;
     } catch (error) {
+      this.lost = true;
       this.main.replaceChildren(
         h("p", { class: "alarm", role: "alert" }, `This view could not be loaded: ${error.message}`),
       );
@@ -121,11 +128,6 @@ class Page {
     }
     if (turn !== this.turn) return view.close();
     this.view = view;
-    this.up = ONE[name] && rest.length ? `#/${ABOVE[name]}` : at ? "#/" : "";
-    this.links.forEach((link, each) =>
-      each === at ? link.setAttribute("aria-current", "page") : link.removeAttribute("aria-current"),
-    );
-    this.links[at].scrollIntoView({ block: "nearest", inline: "nearest" });
     const title = view.el.querySelector("h1");
     document.title = `${title.textContent} · Covey`;
     this.main.replaceChildren(view.el);
@@ -138,8 +140,10 @@ class Page {
   // ---- the header ----
 
   told(state, words) {
-    if (state === "live") this.cut_s = null;
-    else if (state !== "paused") this.cut_s ??= this.stream.heard_s ?? Date.now() / 1000;
+    if (state === "live") {
+      this.cut_s = null;
+      if (!this.view && this.lost) this.route(); // its script did not come while the agent was away
+    } else if (state !== "paused") this.cut_s ??= this.stream.heard_s ?? Date.now() / 1000;
     this.state = state;
     this.words = words;
     this.head();

@@ -105,9 +105,23 @@ export const jobFor = (job, now_s) => job.times.for_s + (job.over ? 0 : Math.max
 // When a waiting job will start, in words; `start`: its row of /v1/starts.
 export function startWords(start) {
   if (!start) return "";
-  if (start.p50_s == null) return start.basis;
+  if (start.p50_s == null) return `start ${start.basis}`;
+  return start.p90_s ? `starts ${startBrief(start)}, ${start.basis}` : `starts ${startBrief(start)}: ${start.basis}`;
+}
+
+// The same in a few words.
+export function startBrief(start) {
+  if (!start) return "";
+  if (start.p50_s == null) return "not known";
   if (!start.p90_s && start.p90_s != null) return "at once";
-  return `within ${seconds(start.p50_s)} (p50), ${start.p90_s == null ? "p90 not known" : `${seconds(start.p90_s)} (p90)`}`;
+  const p90 = start.p90_s == null ? "p90 not known" : `${seconds(start.p90_s)} (p90)`;
+  return `within ${seconds(start.p50_s)} (p50), ${p90}`;
+}
+
+// GPUs times time.
+export function gpuTime(gpu_s) {
+  if (gpu_s < 3600) return `${(gpu_s / 60).toFixed(1)} GPU·min`;
+  return `${(gpu_s / 3600).toFixed(gpu_s < 36000 ? 2 : 0)} GPU·h`;
 }
 
 // What each step of a job waits for: [[what, share]], the largest first; [] where too few steps were reported.

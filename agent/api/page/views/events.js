@@ -46,9 +46,9 @@ export class EventsView {
       empty: () =>
         this.subject
           ? "No event is known."
-          : "Nothing happened since this page was opened. Ask above for all events of one job, host or volume.",
+          : "Nothing was heard of yet. Ask above for all events of one job, host or volume.",
       columns: [
-        { id: "time", title: "Time", width: 160, rank: 0, text: (r) => clock(r.wall_s), sort: (r) => r.wall_s },
+        { id: "time", title: "Time", width: 164, rank: 0, text: (r) => clock(r.wall_s), sort: (r) => r.wall_s },
         {
           id: "subject",
           title: "Of",
@@ -57,7 +57,7 @@ export class EventsView {
           text: (r) => subjectWord(r.subject),
           link: (r) => subjectPath(r.subject),
         },
-        { id: "event", title: "What", width: 170, rank: 2, text: (r) => r.event },
+        { id: "event", title: "What", width: 210, rank: 2, text: (r) => r.event },
         { id: "host", title: "Told by", width: 100, rank: 4, text: (r) => r.host },
         { id: "reason", title: "Why", width: 180, rank: 3, grow: true, text: (r) => r.reason },
       ],

@@ -2,6 +2,7 @@
 import { Refusal, bytes, brief, clock, count, h, percent, plural, read, s, say, seconds } from "../lib/dom.js";
 import {
   ahead,
+  gpuTime,
   jobClass,
   jobFor,
   jobName,
@@ -118,7 +119,7 @@ export class JobView {
     this.state.hidden = false;
     sayChip(this.state, job.state);
     const starts = startWords(this.start);
-    say(this.said, [job.reason, starts && `it starts ${starts}`].filter(Boolean).join("; "));
+    say(this.said, [job.reason, starts].filter(Boolean).join("; "));
     this.said.hidden = !this.said.textContent;
     const fact = (term, value, more) =>
       h("div", {}, h("dt", {}, term), h("dd", {}, value || "not said", more && h("span", { class: "more" }, more)));
@@ -130,7 +131,7 @@ export class JobView {
       fact("Tenant", job.tenant, jobClass(job)),
       fact("GPUs", count(job.gpus), `${jobWorkers(job)} workers`),
       fact(word, seconds(jobFor(job, this.model.now_s())), `submitted ${clock(job.times.submitted_wall_s)}`),
-      fact("Attained", `${(job.attained_gpu_s / 3600).toFixed(2)} GPU·h`, `queue ${job.queue}`),
+      fact("Attained", gpuTime(job.attained_gpu_s), `queue ${job.queue}`),
     ];
     if (place(job) != null)
       shown.push(
@@ -427,8 +428,8 @@ export class JobView {
     ];
     const drawn = [];
     for (const [name, value, format] of wanted) {
-      const found = points.map((point) => [point.step, value(point) ?? null]);
-      if (!found.some(([, each]) => each != null)) continue;
+      const found = points.map((point) => [point.step, value(point)]).filter(([, each]) => each != null);
+      if (!found.length) continue;
       let chart = this.charts.get(name);
       if (!chart) this.charts.set(name, (chart = new Chart(name, { format })));
       drawn.push([chart, found]);

@@ -3,6 +3,7 @@ import { bytes, count, h, percent, plural, read, say, seconds } from "../lib/dom
 import {
   GPU_STATES,
   ahead,
+  gpuTime,
   gpuJobs,
   gpuNote,
   gpuState,
@@ -14,7 +15,7 @@ import {
   jobOwner,
   jobWorkers,
   place,
-  startWords,
+  startBrief,
   tally,
   tallyWords,
   waitBrief,
@@ -288,7 +289,7 @@ function queueOrder(model, view) {
 export function jobsView(page) {
   const starts = new Map();
   const now = () => page.model.now_s();
-  const start = (r) => (r.state === "queued" ? startWords(starts.get(r.id)) : "");
+  const start = (r) => (r.state === "queued" ? startBrief(starts.get(r.id)) : "");
   const all = page.query.get("all") === "1";
   const view = new ListView(page, {
     title: "Jobs and queue",
@@ -330,7 +331,7 @@ export function jobsView(page) {
         width: 96,
         rank: 11,
         number: true,
-        text: (r) => `${(r.attained_gpu_s / 3600).toFixed(r.attained_gpu_s < 36000 ? 2 : 0)} GPU·h`,
+        text: (r) => gpuTime(r.attained_gpu_s),
         sort: (r) => r.attained_gpu_s,
       },
       { id: "starts", title: "Starts", width: 190, rank: 9, text: start },
@@ -342,7 +343,9 @@ export function jobsView(page) {
         rank: 8,
         grow: true,
         text: (r) =>
-          [r.reason, r.over ? "" : r.places.map((p) => p.host).join(" "), waitBrief(r)].filter(Boolean).join("; "),
+          (r.state === "running" ? [r.places.map((p) => p.host).join(" "), waitBrief(r), r.losses.stuck] : [r.reason])
+            .filter(Boolean)
+            .join("; "),
       },
     ],
   });
@@ -497,7 +500,7 @@ export function tensorsView(page) {
       {
         id: "load",
         title: "Aggregator's load",
-        width: 150,
+        width: 176,
         rank: 8,
         text: (r) => percent(r.load),
         sort: (r) => r.load,

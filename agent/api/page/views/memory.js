@@ -51,7 +51,7 @@ export class MemoryView {
         },
         {
           id: "pages",
-          title: "Of its pages there",
+          title: "Pages there",
           width: 150,
           rank: 5,
           number: true,
@@ -60,7 +60,7 @@ export class MemoryView {
         },
         {
           id: "rate",
-          title: "Requests a second",
+          title: "Requests/s",
           width: 140,
           rank: 6,
           number: true,
