@@ -24,7 +24,9 @@ export class Stream {
     clearTimeout(this.timer);
     this.stop = new AbortController();
     this.heard_s = Date.now() / 1000;
-    this.run(this.stop).catch((error) => this.ended(error));
+    this.heard = false;
+    const stop = this.stop;
+    this.run(stop).catch((error) => stop === this.stop && this.ended(error));
   }
 
   // A hidden tab hears nothing, and costs the agent nothing; it resumes where it stopped.
@@ -65,16 +67,16 @@ export class Stream {
       else if (line.startsWith("data:")) data += line.slice(5).trim();
       else if (line.startsWith("id:")) this.last_id = line.slice(3).trim();
     }
-    if (this.tries !== -1) this.told("live", "");
-    this.tries = -1;
+    if (!this.heard) this.told("live", "");
+    this.heard = true;
+    this.tries = 0;
     if (data) this.take(kind, JSON.parse(data));
   }
 
   ended(error) {
-    if (error === "hidden" || !this.stop) return;
     this.stop = null;
-    this.tries = Math.min(this.tries + 1, RETRY_S.length - 1);
     this.told(error.refused ? "refused" : "cut", error.message ?? String(error));
     this.timer = setTimeout(() => this.open(), RETRY_S[this.tries] * 1000);
+    this.tries = Math.min(this.tries + 1, RETRY_S.length - 1);
   }
 }

@@ -301,8 +301,8 @@ export class Grid {
   move(by) {
     const keys = this.virtual.keys;
     if (!keys.length) return;
-    const at = this.virtual.places.get(this.selected);
-    const next = at === undefined ? (by > 0 ? 0 : keys.length - 1) : Math.max(0, Math.min(keys.length - 1, at + by));
+    const at = this.virtual.places.get(this.selected) ?? (by > 0 ? -1 : keys.length);
+    const next = Math.max(0, Math.min(keys.length - 1, at + by));
     this.select(keys[next]);
   }
 
