@@ -1,5 +1,5 @@
-"""What the agent's page costs a browser at 1,000 hosts, 8,000 GPUs and 2,000 jobs: first paint, elements, frames while it
-scrolls, bytes at rest, heap. Headless Chromium on this machine, rows from `tests/page/fake_rack.py`.
+"""What the agent's page costs a browser at 1,000 hosts, 8,000 GPUs and 2,000 jobs: first paint, elements, frames while
+it scrolls, bytes at rest, heap. Headless Chromium on this machine, rows from `tests/page/fake_rack.py`.
 
     python bench/control/page_scale.py --hosts 1000 --minutes 5
 """
@@ -92,7 +92,8 @@ def measure(browser: Browser, address: str, minutes: float) -> None:
     while time.monotonic() - began_s < minutes * 60:
         page.wait_for_timeout(20_000)
     at_rest = taken[0] / 1024 / (time.monotonic() - began_s)
-    print(f"heap {heap_mib(session):.0f} MiB after {minutes:g} min, {at_rest:.1f} KiB/s (40 GPUs and 20 jobs a second change)")
+    changes = "40 GPUs and 20 jobs a second change"
+    print(f"heap {heap_mib(session):.0f} MiB after {minutes:g} min, {at_rest:.1f} KiB/s ({changes})")
 
 
 def main() -> None:

@@ -12,15 +12,16 @@ import json
 import random
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 from aiohttp import web
 
 from agent.api.gossip_row import GossipRow, SuspectRow
 from agent.api.http import PAGE, SECURITY_HEADERS
+from covey.core.ids import HostId, JobId
 from covey.core.tones import TONES
-from plugins.facts import Place, StepTiming
+from plugins.facts import HostState, Place, StepTiming
 from plugins.views import (
     AggregatorJobView,
     ElasticView,
@@ -32,7 +33,6 @@ from plugins.views import (
     JobTallyView,
     JobTimesView,
     JobView,
-    LeaderView,
     SlabView,
     Trouble,
     VoterRow,
@@ -48,7 +48,7 @@ class FakeRack:
 
     def __init__(self, hosts: int, gpus: int, jobs: int, seed: int = 7) -> None:
         self.rng, self.now_s = random.Random(seed), time.time()
-        self.hosts = [f"gpu{n}" for n in range(1, hosts + 1)]
+        self.hosts = [HostId(f"gpu{n}") for n in range(1, hosts + 1)]
         self.gpus = gpus
         self.tables: dict[str, Rows] = {}
         self.happened: list[EventLine] = []
@@ -66,7 +66,7 @@ class FakeRack:
         rng = self.rng
         free = [(host, index) for host in self.hosts for index in range(self.gpus)]
         held = int(len(free) * 0.82)
-        self.holder: dict[tuple[str, int], str] = {}
+        self.holder: dict[tuple[HostId, int], JobId] = {}
         waiting, at = 0, 0
         for number in range(1, wanted + 1):
             width = rng.choice((1, 2, 4, 8, 8))
@@ -77,14 +77,14 @@ class FakeRack:
             elif at + width <= held:
                 state, mine = "running", free[at : at + width]
                 at += width
-                by_host: dict[str, list[int]] = {}
+                by_host: dict[HostId, list[int]] = {}
                 for host, index in mine:
                     by_host.setdefault(host, []).append(index)
-                    self.holder[host, index] = f"j{number}"
+                    self.holder[host, index] = JobId(f"j{number}")
                 ranks, found = 0, []
                 for host, indices in by_host.items():
                     names = tuple(f"GPU-{host}-{index}" for index in indices)
-                    found.append(Place(host, tuple(range(ranks, ranks + len(indices))), names))  # type: ignore[arg-type]
+                    found.append(Place(host, tuple(range(ranks, ranks + len(indices))), names))
                     ranks += len(indices)
                 places = tuple(found)
             waiting += state == "queued"
@@ -106,8 +106,9 @@ class FakeRack:
         steps = rng.randint(100, 90000) if runs else None
         tenant, user = rng.choice((("ml", "ann"), ("vision", "bob"), ("nlp", "carol"), ("ml", "dora")))
         started = self.now_s - for_s if state != "queued" else None
+        elastic = ElasticView(workers_max=16, processes=width, config=3, carried={})
         return JobView(
-            id=id,  # type: ignore[arg-type]
+            id=JobId(id),
             name=rng.choice(("bert-base", "resnet50", "gpt2-medium", "vit-l16", "whisper", "sweep")),
             tenant=tenant,
             job_class=rng.choice(("guaranteed", "guaranteed", "auto", "opportunistic")),
@@ -124,7 +125,7 @@ class FakeRack:
                 ended_wall_s=self.now_s - 60 if over else None,
                 for_s=for_s,
             ),
-            tally=JobTallyView(attempt=0 if state == "queued" else rng.choice((1, 1, 1, 2)), preemptions=rng.choice((0, 0, 1))),
+            tally=JobTallyView(attempt=int(state != "queued"), preemptions=rng.choice((0, 0, 1))),
             losses=JobLossesView(),
             seen=JobSeenView(timing=timing if runs else None),
             attained_gpu_s=for_s * width if started else 0.0,
@@ -135,7 +136,7 @@ class FakeRack:
             metrics={"loss": rng.uniform(0.2, 3)} if runs else {},
             user=user,
             uid=1000 + len(user),
-            elastic=ElasticView(workers_max=16, processes=width, config=3, carried={}) if number % 23 == 0 and runs else None,
+            elastic=elastic if number % 23 == 0 and runs else None,
         )  # fmt: skip
 
     def _gpus(self) -> None:
@@ -144,7 +145,8 @@ class FakeRack:
             for index in range(self.gpus):
                 job = self.holder.get((host, index))
                 busy = 0.0 if job is None else rng.choice((0.0, rng.uniform(0.3, 1.0), rng.uniform(0.8, 1.0)))
-                condition, why, use, beside = "ok", "", "", ()
+                condition, why, use = "ok", "", ""
+                beside: tuple[JobId, ...] = ()
                 chance = rng.random()
                 if chance < 0.006:
                     condition, why, busy = "lost", "XID 79: the GPU has fallen off the bus", 0.0
@@ -155,21 +157,21 @@ class FakeRack:
                 elif not job and chance < 0.06:
                     use, busy = "used by process 4242, which no job of the rack started", 0.97
                 elif job and chance < 0.1:
-                    beside = ("j1",)  # type: ignore[assignment]
-                memory = 80 * GIB if job is None or use else 80 * GIB
+                    beside = (JobId("j1"),)
+                memory = 80 * GIB
                 used = int(memory * (rng.uniform(0.3, 0.95) if job or "4242" in use else 0.002))
                 self.keep(
                     "gpus",
                     f"{host}/{index}",
                     GpuRow(
-                        host=host,  # type: ignore[arg-type]
+                        host=host,
                         index=index,
                         uuid=f"GPU-{host}-{index}",
                         model="NVIDIA H100 80GB HBM3",
                         memory_total_bytes=memory,
                         memory_used_bytes=used,
                         utilization=round(busy, 2) if chance < 0.95 else None,
-                        job=job,  # type: ignore[arg-type]
+                        job=job,
                         simulated=True,
                         age_s=0.5,
                         beside=beside,
@@ -182,15 +184,17 @@ class FakeRack:
     def _hosts(self) -> None:
         rng = self.rng
         for at, host in enumerate(self.hosts):
-            state = "gone" if at and rng.random() < 0.006 else "suspect" if at and rng.random() < 0.004 else "alive"
+            state: HostState = "alive"
+            if at and rng.random() < 0.01:
+                state = rng.choice(("gone", "suspect"))
             free = sum((host, index) not in self.holder for index in range(self.gpus))
             twin = Trouble("two machines claim this name", "agentctl rack join, with another name")
             self.keep(
                 "hosts",
                 host,
                 HostRow(
-                    host=host,  # type: ignore[arg-type]
-                    state=state,  # type: ignore[arg-type]
+                    host=host,
+                    state=state,
                     age_s=rng.uniform(0, 2),
                     address=f"10.0.{at // 250}.{at % 250 + 1}:7946",
                     leads=at == 1,
@@ -199,7 +203,7 @@ class FakeRack:
                     gpus_free=free,
                     slabs_free=rng.randint(0, 40),
                     slabs_lent=0,
-                    suspected_by="gpu7" if state == "suspect" else None,  # type: ignore[arg-type]
+                    suspected_by=HostId("gpu7") if state == "suspect" else None,
                     drained_by="root" if at % 97 == 96 else None,
                     closed_why="new fan" if at % 97 == 96 else "",
                     troubles=(twin,) if at % 400 == 399 else (),
@@ -219,9 +223,9 @@ class FakeRack:
             row = SlabView(
                 volume=f"cache{number % 6}",
                 index=number // 6,
-                borrower=borrower,  # type: ignore[arg-type]
+                borrower=borrower,
                 state=state,
-                lender=None if state == "cold" else lender,  # type: ignore[arg-type]
+                lender=None if state == "cold" else lender,
                 size_bytes=GIB,
                 pages_written=200000,
                 pages_remote=0 if state == "cold" else 199000,
@@ -236,13 +240,13 @@ class FakeRack:
         rng, now = self.rng, self.now_s
         tenants = {"ml": 4096, "vision": 2048, "nlp": 1024, "students": None}
         self.tables["tenants"] = {
-            name: {"tenant": name, "users": ["ann", "bob"], "gpus": gpus, "used": int((gpus or 100) * rng.uniform(0.2, 1))}
+            name: {"tenant": name, "users": ["ann"], "gpus": gpus, "used": int((gpus or 100) * rng.uniform(0.2, 1))}
             for name, gpus in tenants.items()
-        }  # fmt: skip
+        }
         self.tables["quotas"] = {
             name: {**row, "queued_jobs": 3, "opportunistic": 2} for name, row in self.tables["tenants"].items()
         }
-        self.tables["leader"] = {"leader": msgspec.to_builtins(LeaderView("gpu2", 4, 9000.0, 4211, 0.1, ("gpu1", "gpu2", "gpu3")))}  # type: ignore[arg-type]
+        self.tables["leader"] = {"leader": msgspec.to_builtins(leader)}
         running = [job for job in self.tables["jobs"].values() if job["state"] == "running"][:40]
         self.tables["tensors"] = {}
         for job in running[::2]:
@@ -252,25 +256,27 @@ class FakeRack:
             self.keep("tensors", f"{job['id']}/{host}", row)
         for host in self.hosts:
             probes = rng.randint(900, 4000)
-            suspects = (SuspectRow("gpu3", "gpu7", 2.0),) if host == "gpu2" and len(self.hosts) > 4 else ()  # type: ignore[arg-type]
+            suspects = (
+                (SuspectRow(HostId("gpu3"), HostId("gpu7"), 2.0),) if host == "gpu2" and len(self.hosts) > 4 else ()
+            )
             self.keep("gossip", host, GossipRow(
-                host=host, up_s=9000, health=rng.choice((0, 0, 0, 0, 2)), alone=False, sent=9000, sent_bytes=1 << 21,  # type: ignore[arg-type]
+                host=host, up_s=9000, health=rng.choice((0, 0, 0, 0, 2)), alone=False, sent=9000, sent_bytes=1 << 21,
                 received=9000, received_bytes=1 << 21, probes=probes, probes_failed=rng.randint(0, 9), refutations=0,
                 stalls=rng.choice((0, 0, 3)), stalled_s=0.02, full=0, dropped={}, suspects=suspects,
             ))  # fmt: skip
         for at, host in enumerate(self.hosts[:5]):
             notes = ("its disk is slow: 40 ms for an entry",) if at == 3 else ()
-            self.keep("voters", host, VoterRow(host, "votes", at == 1, 4211 - at % 2, notes=notes))  # type: ignore[arg-type]
+            self.keep("voters", host, VoterRow(host, "votes", at == 1, 4211 - at % 2, notes=notes))
         for at in range(min(200, len(self.hosts) * 8)):
-            job = f"j{at % 60 + 1}"
+            subject = f"j{at % 60 + 1}"
             event = rng.choice(("granted", "placed", "ranks run here", "stopping", "queued again", "done"))
-            self.happened.append(EventLine(now - 400 + at * 2, rng.choice(self.hosts), job, event, "", f"log/{at}"))  # type: ignore[arg-type]
+            self.happened.append(EventLine(now - 400 + at * 2, rng.choice(self.hosts), subject, event, "", f"log/{at}"))
 
     # ---- what changes ----
 
     def step(self) -> dict[str, Rows]:
         """Some GPUs are busier, some jobs make steps; what changed, by table."""
-        rng, changed = self.rng, {"gpus": {}, "jobs": {}}  # type: dict[str, Rows]  # noqa: RUF100
+        rng, changed = self.rng, cast(dict[str, Rows], {"gpus": {}, "jobs": {}})
         for key in rng.sample(list(self.tables["gpus"]), min(40, len(self.tables["gpus"]))):
             row = self.tables["gpus"][key]
             if row["job"] and not row["use"] and row["utilization"] is not None:
@@ -285,16 +291,20 @@ class FakeRack:
 
     def story(self, id: str) -> list[EventLine]:
         """Events of a job that was preempted once and lost a host."""
-        began = self.tables["jobs"].get(id, {"times": {"submitted_wall_s": self.now_s - 4000}})["times"]["submitted_wall_s"]
+        began = self.tables["jobs"].get(id, {"times": {"submitted_wall_s": self.now_s - 4000}})["times"][
+            "submitted_wall_s"
+        ]
         said = (
             ("submitted", ""), ("granted", "epoch 1; gpu1 looks for 4 GPUs"), ("placed", ""), ("ranks run here", ""),
             ("stopping", "taken back (preempted): j4 (vision, 8 GPUs) goes first"), ("queued again", ""),
-            ("granted", "epoch 2"), ("placed", ""), ("hosts lost", "gpu3 is gone"), ("replaced", "rank 2 begins on gpu4"),
+            ("granted", "epoch 2"), ("placed", ""), ("hosts lost", "gpu3 is gone"),
+            ("replaced", "rank 2 begins on gpu4"),
             ("grew", "from 4 to 6 processes"),
         )  # fmt: skip
         whole = max(60.0, self.now_s - began)
         at = (0, 0.08, 0.085, 0.086, 0.34, 0.36, 0.52, 0.525, 0.7, 0.71, 0.85)
-        return [EventLine(began + whole * part, "gpu2", id, event, why) for part, (event, why) in zip(at, said, strict=True)]  # type: ignore[arg-type]  # fmt: skip
+        told = zip(at, said, strict=True)
+        return [EventLine(began + whole * part, HostId("gpu2"), id, event, why) for part, (event, why) in told]
 
 
 class FakeAgent:
@@ -312,10 +322,14 @@ class FakeAgent:
         app.router.add_get("/states.json", self._json(lambda _request: TONES))
         app.router.add_get("/v1/events", self._events)
         app.router.add_get("/v1/why/{id:.*}", self._said(lambda request: self.rack.story(request.match_info["id"])))
-        app.router.add_get("/v1/jobs/{id}", self._said(lambda request: self.rack.tables["jobs"][request.match_info["id"]]))
+        app.router.add_get(
+            "/v1/jobs/{id}", self._said(lambda request: self.rack.tables["jobs"][request.match_info["id"]])
+        )
         app.router.add_get("/v1/jobs/{id}/curve", self._said(self._curve))
         app.router.add_get("/v1/jobs/{id}/logs", self._said(self._log))
-        app.router.add_get("/v1/starts", self._said(lambda _request: {"starts": self._starts(), "whole": True, "age_s": 0}))
+        app.router.add_get(
+            "/v1/starts", self._said(lambda _request: {"starts": self._starts(), "whole": True, "age_s": 0})
+        )
         app.router.add_get("/v1/volumes", self._said(lambda _request: []))
         app.router.add_get("/v1/memory/accounts", self._said(lambda _request: []))
         app.router.add_get("/v1/leader", self._said(lambda _request: self.rack.tables["leader"]["leader"]))
@@ -346,21 +360,31 @@ class FakeAgent:
 
     def _starts(self) -> list[dict[str, Any]]:
         waiting = [job["id"] for job in self.rack.tables["jobs"].values() if job["state"] == "queued"]
-        return [{"id": id, "p50_s": 60.0 * at + 40, "p90_s": 200.0 * at + 90, "basis": "from 34 jobs"} for at, id in enumerate(waiting)]
+        return [
+            {"id": id, "p50_s": 60.0 * at + 40, "p90_s": 200.0 * at + 90, "basis": "from 34 jobs"}
+            for at, id in enumerate(waiting)
+        ]
 
     def _curve(self, request: web.Request) -> dict[str, Any]:
         rng = random.Random(request.match_info["id"])
         points = []
         for at in range(300):
             step = at * 40
-            points.append({"step": step, "step_s": 0.21 + rng.gauss(0, 0.012), "rank": 0, "epoch": 1,
-                           "metrics": {"loss": 2.4 * 0.99**at + 0.3 + rng.gauss(0, 0.03), "accuracy": 1 - 0.7 * 0.99**at}})  # fmt: skip
+            metrics = {"loss": 2.4 * 0.99**at + 0.3 + rng.gauss(0, 0.03), "accuracy": 1 - 0.7 * 0.99**at}
+            step_s = 0.21 + rng.gauss(0, 0.012)
+            points.append({"step": step, "step_s": step_s, "rank": 0, "epoch": 1, "metrics": metrics})
         return {"id": request.match_info["id"], "points": points, "unanswered": []}
 
     def _log(self, request: web.Request) -> dict[str, Any]:
         text = "".join(f"step {n * 40} loss {2.4 * 0.99**n + 0.3:.4f}\n" for n in range(300)).encode()
         offset = min(len(text), int(request.query.get("offset", "0")))
-        return {"data": base64.b64encode(text[offset:]).decode(), "offset": offset, "end": False, "host": "gpu1", "size": len(text)}
+        return {
+            "data": base64.b64encode(text[offset:]).decode(),
+            "offset": offset,
+            "end": False,
+            "host": "gpu1",
+            "size": len(text),
+        }
 
     # ---- the stream ----
 

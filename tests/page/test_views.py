@@ -9,6 +9,8 @@ import pytest
 VIEWS = ("", "hosts", "gpus", "jobs", "tenants", "memory", "tensors", "gossip", "events")
 TITLES = ("Overview", "Hosts", "GPUs", "Jobs and queue", "Tenants", "Memory", "Tensors", "Gossip and log", "Events")
 MORE = ("jobs?q=state:queued", "jobs?all=1", "?gpu=free", "job/j1", "host/gpu1", "events?subject=j1", "host/nobody")
+LONG = ("", "hosts", "gpus", "jobs", "gossip", "memory")
+"""The views that have more to show where the rack is large."""
 SIZES = ((1440, 900), (820, 1100), (390, 844))
 TAGS = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]
 AXE = """async (tags) => (await axe.run({ runOnly: tags })).violations.map(
@@ -33,12 +35,12 @@ def test_no_view_breaks_a_rule_of_wcag_or_is_wider_than_its_window(
     found: list[str] = []
     for size in SIZES:
         tab = visit(address, size, scheme)
-        for view in (*VIEWS, *MORE):
+        for view in (*VIEWS, *MORE) if hosts == "small" else LONG:
             tab.go(view)
             if view == VIEWS[0]:
                 tab.wait("document.querySelector('.card')")
                 tab.page.evaluate(script)
-            tab.page.wait_for_timeout(700)
+            tab.page.wait_for_timeout(400)
             found += [f"{size[0]} px, {view or 'overview'}: {each}" for each in tab.page.evaluate(AXE, TAGS)]
             found += [f"{size[0]} px, {view or 'overview'}: wider than its window"] if tab.page.evaluate(WIDER) else []
         assert tab.said == [], "the policy holds, and nothing failed"

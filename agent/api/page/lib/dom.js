@@ -1,4 +1,4 @@
-// Elements made of text only (never innerHTML), and numbers, times and sizes in words.
+// Elements made of text only, never of markup, and numbers, times and sizes in words.
 
 // An element: h("a", {class: "x", href: "#/", onclick: f}, "text", child). Children that are null are left out.
 export function h(tag, given = {}, ...children) {

@@ -164,15 +164,17 @@ export function matcher(text) {
     .toLowerCase()
     .split(/\s+/)
     .filter(Boolean)
-    .map((word) => {
-      const not = word.startsWith("-") && word.length > 1;
-      const [field, rest] = (not ? word.slice(1) : word).split(/:(.*)/s);
-      return { not, field: rest ? field : "", word: rest || field };
+    .map((said) => {
+      const not = said.startsWith("-") && said.length > 1;
+      const word = not ? said.slice(1) : said;
+      const [field, rest] = word.split(/:(.*)/s);
+      return { not, field, rest, word };
     });
   return (row, words) =>
-    wanted.every(({ not, field, word }) => {
-      const said = field && row[field] !== undefined ? String(row[field] ?? "") : words;
-      return said.toLowerCase().includes(word) !== not;
+    wanted.every(({ not, field, rest, word }) => {
+      const named = rest && row[field] !== undefined; // else the colon is a part of the word
+      const within = named ? String(row[field] ?? "") : words;
+      return within.toLowerCase().includes(named ? rest : word) !== not;
     });
 }
 

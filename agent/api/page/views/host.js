@@ -84,13 +84,10 @@ export class HostView {
     const host = this.model.rows("hosts").get(this.host);
     if (!host) {
       sayChip(this.state, this.model.tables.hosts.known ? "not known" : "...");
-      this.facts.replaceChildren(
-        quiet(
-          this.model.tables.hosts.known
-            ? "No host of that name is known. It may have left the rack."
-            : "Asking the agent ...",
-        ),
-      );
+      const known = this.model.tables.hosts.known;
+      const why = known ? "No host of that name is known. It may have left the rack." : "Asking the agent ...";
+      this.alarms.replaceChildren(quiet(why));
+      this.said = null;
       return;
     }
     sayChip(this.state, host.state);
