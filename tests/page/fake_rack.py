@@ -246,7 +246,8 @@ class FakeRack:
         self.tables["quotas"] = {
             name: {**row, "queued_jobs": 3, "opportunistic": 2} for name, row in self.tables["tenants"].items()
         }
-        self.tables["leader"] = {"leader": msgspec.to_builtins(leader)}
+        leader = LeaderView(self.hosts[1], 4, 9000.0, 4211, 0.1, tuple(self.hosts[:3]))
+        self.keep("leader", "leader", leader)
         running = [job for job in self.tables["jobs"].values() if job["state"] == "running"][:40]
         self.tables["tensors"] = {}
         for job in running[::2]:
