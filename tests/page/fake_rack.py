@@ -33,6 +33,7 @@ from plugins.views import (
     JobTallyView,
     JobTimesView,
     JobView,
+    LeaderView,
     SlabView,
     Trouble,
     VoterRow,
