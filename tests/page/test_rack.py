@@ -59,7 +59,13 @@ def test_a_job_that_starts_and_a_host_that_dies_are_seen_as_they_happen(
     rack.start()
     tab.go("")
     tab.wait("document.querySelector('[data-key=gpu3]')?.classList.contains('off') === false", 60)
-    rack.agentctl("cancel", job)
+    for view in ("host/gpu3", f"job/{job}"):
+        tab.go(view)
+        tab.wait("document.querySelectorAll('.acts code').length >= 2")
+        for shown in tab.page.locator(".command code").all_text_contents():
+            words = [word for word in shown.split()[1:] if word != "-f"]
+            code, said = rack.agentctl(*words)
+            assert code != 2, f"{shown}: {said}"
     wait("the job has ended", lambda: rack.job(job)["over"])
     assert tab.said == [], "no rule of the policy was broken, and nothing failed"
 

@@ -244,7 +244,7 @@ class Page {
       h(
         "p",
         { class: "more" },
-        "A filter takes words that must be there, -words that must not, and field:word. The address has what is shown: send it to somebody. The same in a terminal: agentctl top.",
+        "A filter takes words that must be there, -words that must not, and field:word. The address has what is shown: send it to somebody.",
       ),
       h("form", { method: "dialog" }, h("button", {}, "Close")),
     );

@@ -3,6 +3,8 @@ import { bytes, count, h, plural, seconds } from "../lib/dom.js";
 import { natural } from "../lib/facts.js";
 import { Grid, chip, gaps, heading, quiet } from "../lib/widgets.js";
 
+const LINES_MAX = 12;
+
 export class GossipView {
   constructor(page) {
     this.page = page;
@@ -242,6 +244,8 @@ export class GossipView {
             host.suspected_by && ` ${host.suspected_by} suspected it first`,
           ),
         );
+    const more = lines.length - LINES_MAX;
+    if (more > 0) lines.splice(LINES_MAX, more, h("li", {}, `and ${plural(more, "host")} more: see Hosts`));
     this.suspects.replaceChildren(
       lines.length ? h("ul", { class: "plain" }, lines) : quiet("Nobody is suspected, and no host is gone."),
     );

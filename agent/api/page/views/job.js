@@ -100,7 +100,7 @@ export class JobView {
       this.el.replaceChildren(
         heading(`Job ${this.id}`),
         refusal(error),
-        h("p", {}, "Jobs that ended long ago are in ", command(`agentctl history --job ${this.id}`)),
+        h("p", {}, "What became of jobs that ended long ago: ", command(`agentctl report ${this.id}`)),
       );
       return;
     }
