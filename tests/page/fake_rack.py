@@ -63,7 +63,7 @@ class FakeRack:
         self.tables.setdefault(table, {})[key] = msgspec.to_builtins(row)
 
     def _jobs(self, wanted: int) -> None:
-        """As many jobs as fill most of the GPUs, then those that wait, then ended ones."""
+        """Fill most of the GPUs with jobs; of the others some wait, and some have ended."""
         rng = self.rng
         free = [(host, index) for host in self.hosts for index in range(self.gpus)]
         held = int(len(free) * 0.82)

@@ -99,7 +99,7 @@ def test_hosts_whose_gpus_nobody_told_have_tiles_that_are_not_known(tmp_path: Pa
 
 
 @node
-def test_the_model_takes_snapshots_and_changes_by_key_and_counts_time_on_from_what_was_said(tmp_path: Path) -> None:
+def test_the_model_takes_changes_by_key_and_counts_time_on_from_what_was_said(tmp_path: Path) -> None:
     job = {"id": "j1", "state": "queued", "over": False, "times": {"for_s": 5.0}, "step": None, "places": []}
     event = {"wall_s": 3.0, "host": "gpu1", "subject": "j1", "event": "granted", "reason": "", "key": ""}
     said = [
