@@ -19,6 +19,7 @@ export class Model {
   constructor(names) {
     this.tables = Object.fromEntries(names.map((name) => [name, new Table()]));
     this.events = []; // newest last
+    this.heard = new Set();
     this.uses = new Map(); // GPU -> samples [wall_s, share in use, bytes]
     this.host = ""; // who answers
     this.skew_s = 0; // the agent's wall clock less this browser's
@@ -80,9 +81,16 @@ export class Model {
     this.note(name);
   }
 
+  // An event of the hosts' event logs. A stream that begins anew tells those of before again.
   happen(event) {
-    this.events.push(event);
-    if (this.events.length > EVENTS_MAX) this.events.splice(0, this.events.length - EVENTS_MAX);
+    const key = `${event.wall_s} ${event.host} ${event.subject} ${event.event}`;
+    if (this.heard.has(key)) return;
+    this.heard.add(key);
+    let at = this.events.length;
+    while (at > 0 && this.events[at - 1].wall_s > event.wall_s) at--;
+    this.events.splice(at, 0, event);
+    if (this.events.length > EVENTS_MAX) this.events.shift();
+    if (this.heard.size > 2 * EVENTS_MAX) this.heard = new Set([...this.heard].slice(EVENTS_MAX));
     this.note("happened");
   }
 
