@@ -512,7 +512,7 @@ async def test_the_page_reads_from_the_agent_how_each_state_of_a_host_is_shown(r
     async with ClientSession(connector=UnixConnector(rig.path)) as session:
         async with session.get("http://localhost/states.json") as answer:
             tones = await answer.json()
-        async with session.get("http://localhost/main.js") as answer:
+        async with session.get("http://localhost/page.js") as answer:
             assert 'read("/states.json")' in await answer.text()
     assert {*get_args(HostState)} <= tones.keys()
     assert (tones["alive"], tones["suspect"], tones["gone"]) == ("good", "warning", "bad")
