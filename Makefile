@@ -7,7 +7,7 @@ unexport PYTHONDONTWRITEBYTECODE
 SCRIPTS := .scripts
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run stop check lint types collected frameworks house test quick cases clients swapped rack-test operator-test sim soak storm mutants tables bench-tensors bench-tensors-hosts bench-tensors-kills heal-test bench-elastic bench-groups bench-tuner-live bench-tuner-splits heal-size heal-cost scripts compiled rdma swap limits elsewhere heal-rivals bench-tensors-moves bench-tensors-jobs bench-tensors-lanes bench-tensors-saves bench-sharing gpu-check gpu-pack gpu-rehearsal picture states samples coverage dist deb agent-toml docs reference clean
+.PHONY: help setup run stop check lint types collected frameworks house test quick cases clients swapped rack-test page-test operator-test sim soak storm mutants tables bench-tensors bench-tensors-hosts bench-tensors-kills heal-test bench-elastic bench-groups bench-tuner-live bench-tuner-splits heal-size heal-cost scripts compiled rdma swap limits elsewhere heal-rivals bench-tensors-moves bench-tensors-jobs bench-tensors-lanes bench-tensors-saves bench-sharing gpu-check gpu-pack gpu-rehearsal picture states samples coverage dist deb agent-toml docs reference clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -25,7 +25,7 @@ $(READY): pyproject.toml covey/pyproject.toml tools/pyproject.toml covey/core/ve
 	 $(BIN)/python -m pip install -q --disable-pip-version-check -e ./covey -e '.[dev]' -e ./tools
 	@touch $@
 
-.venv/.torch .venv/.jax .venv/.ansible: .venv/.%: $(READY) # with pip, which finds a CPU build that lies on the machine; uv would fetch gigabytes of CUDA
+.venv/.torch .venv/.jax .venv/.ansible .venv/.page: .venv/.%: $(READY) # with pip, which finds a CPU build that lies on the machine; uv would fetch gigabytes of CUDA
 	@echo "installing $* ..."
 	@wanted=$$($(BIN)/python -c 'import sys, tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"][sys.argv[1]])' $*); \
 	 if $(BIN)/python -m pip install -q --disable-pip-version-check $$wanted 2>/dev/null; then touch $@; \
@@ -106,6 +106,10 @@ rack-test: $(READY) ## kill real agents and byte processes under a job and remot
 
 operator-test: $(READY) .venv/.ansible ## as root: the documents' own lines make a rack from the package, people work on it, an operator runs and purges it, the Ansible role makes another; what each step took (some 15 minutes; ARGS=PACKAGE.deb)
 	@$(BIN)/python -m tests.rack.operated $(ARGS)
+
+page-test: $(READY) .venv/.page ## the agent's page in headless Chromium: every view by keyboard, WCAG 2.2 AA at three sizes, 1,000 hosts, a real rack (some 6 minutes; apt install chromium)
+	@command -v chromium chromium-browser google-chrome >/dev/null || { echo "make: no Chromium is installed; next: apt install chromium" >&2; exit 1; }
+	@COVEY_PAGE=1 $(BIN)/pytest tests/page $(ARGS)
 
 storm: $(READY) ## harm real agents on hosts of their own for half an hour: make storm SEED=1 SECONDS=1800
 	@$(BIN)/covey-chaos storm --seed $(or $(SEED),1) --seconds $(or $(SECONDS),1800)

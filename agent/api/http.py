@@ -24,6 +24,7 @@ import ssl
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from typing import Any, Protocol, cast
 
 import msgspec
@@ -340,8 +341,8 @@ class HttpApi:
         get("/readyz", self._readyz)
         get("/healthz", self._healthz)
         get("/metrics", self._metrics)
-        for path, name, kind in PAGE:
-            get(path, _fixed((files("agent.api") / "page" / name).read_bytes(), kind))
+        for path, file, kind in PAGE:
+            get(path, _fixed(file.read_bytes(), kind))
         get("/states.json", _fixed(msgspec.json.encode(TONES), "application/json"))
 
     def _add_changes(self, post: Add) -> None:
@@ -640,12 +641,21 @@ def _failed_plugins(health: Any) -> list[str]:
 
 # ---- the page --------------------------------------------------------------------------------------------------------
 
-PAGE = (
-    ("/", "index.html", "text/html"),
-    ("/page.css", "page.css", "text/css"),
-    ("/page.js", "page.js", "text/javascript"),
-)
-"""The files of the web page: path -> file in agent/api/page/ and its type."""
+KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
+
+
+def _page(folder: Traversable, path: str = "/") -> Iterable[tuple[str, Traversable, str]]:
+    """The files of the web page below a folder: path -> file, and its type. Other files there, such as licences, are
+    not served."""
+    for each in sorted(folder.iterdir(), key=lambda one: one.name):
+        if each.is_dir():
+            yield from _page(each, f"{path}{each.name}/")
+        elif kind := KINDS.get(f".{each.name.rpartition('.')[2]}"):
+            yield "/" if each.name == "index.html" else path + each.name, each, kind
+
+
+PAGE = tuple(_page(files("agent.api") / "page"))
+"""The files of the web page: path, file in agent/api/page/, and its type."""
 
 
 def _fixed(body: bytes, kind: str) -> Route:

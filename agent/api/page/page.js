@@ -1,179 +1,256 @@
-// The rack as one agent knows it: four reads every two seconds, tables made of text only (never innerHTML), and the
-// curves of the job that the address names (#job=j1).
-"use strict";
+// The page: its header, the views that the address names (#/jobs, #/job/j1 ...), and the keys. docs/guides/page.md.
+import { clock, h, read, say } from "./lib/dom.js";
+import { Model } from "./lib/model.js";
+import { Stream } from "./lib/stream.js";
+import { setTones } from "./lib/widgets.js";
+import { gpusView, hostsView, jobsView, tenantsView, tensorsView } from "./views/lists.js";
+import { Overview } from "./views/overview.js";
 
-let tones = null; // state -> CSS class, as the agent says (covey/core/tones.py)
-const MIB = 1024 * 1024;
+const TABLES = ["hosts", "gpus", "jobs", "slabs", "tenants", "quotas", "tensors", "gossip", "voters", "leader"];
+const later =
+  (path, name) =>
+  async (page, ...more) =>
+    new (await import(path))[name](page, ...more);
+const VIEWS = [
+  ["", "Overview", (page) => new Overview(page)],
+  ["hosts", "Hosts", hostsView],
+  ["gpus", "GPUs", gpusView],
+  ["jobs", "Jobs", jobsView],
+  ["tenants", "Tenants", tenantsView],
+  ["memory", "Memory", later("./views/memory.js", "MemoryView")],
+  ["tensors", "Tensors", tensorsView],
+  ["gossip", "Gossip and log", later("./views/gossip.js", "GossipView")],
+  ["events", "Events", later("./views/events.js", "EventsView")],
+];
+const ONE = { job: later("./views/job.js", "JobView"), host: later("./views/host.js", "HostView") };
+const ABOVE = { job: "jobs", host: "hosts" };
+const KEYS = [
+  ["/", "go to the filter"],
+  ["j  k", "next, previous row"],
+  ["Enter", "open the row"],
+  ["Esc", "leave the filter, or go up"],
+  ["1 … 9", "the views, in their order"],
+  ["?", "this help"],
+];
 
-const seconds = (s) =>
-  s == null ? "-" : s < 90 ? `${Math.round(s)} s` : s < 5400 ? `${Math.round(s / 60)} min` : `${(s / 3600).toFixed(1)} h`;
-const shown = (value) => (value == null || value === "" ? "-" : String(value));
-
-const TABLES = {
-  hosts: [
-    ["host", (r) => r.host], ["state", (r) => r.state], ["leads", (r) => (r.leads ? "leader" : "")],
-    ["since", (r) => seconds(r.since_s)], ["GPUs free", (r) => `${shown(r.gpus_free)} of ${shown(r.gpus_total)}`],
-    ["GPUs out", (r) => r.gpus_why],
-    ["slabs lent", (r) => r.slabs_lent], ["slabs free", (r) => r.slabs_free], ["seen", (r) => `${seconds(r.age_s)} ago`],
-    ["note", (r) => (r.troubles || []).map((each) => `wrong: ${each.what}`).join("; ")],
-  ],
-  gpus: [
-    ["host", (r) => r.host], ["GPU", (r) => r.index], ["model", (r) => r.model],
-    ["job", (r) => [r.job, ...(r.beside || []).map((id) => `+${id}`)].filter(Boolean).join(" ")],
-    ["memory used", (r) => `${Math.round(r.memory_used_bytes / MIB)} of ${Math.round(r.memory_total_bytes / MIB)} MiB`],
-    ["busy", (r) => r.utilization === null ? "not known" : `${Math.round(r.utilization * 100)} %`],
-    ["condition", (r) => [r.condition === "ok" ? "" : `${r.condition}: ${r.why}`, r.use].filter(Boolean).join("; ")],
-  ],
-  jobs: [
-    ["job", (r) => r.id], ["name", (r) => r.name], ["tenant", (r) => r.tenant], ["state", (r) => r.state],
-    ["workers", (r) => r.elastic ? `${r.workers}..${r.elastic.workers_max}, now ${r.elastic.processes}` : r.workers],
-    ["GPUs", (r) => r.gpus], ["step", (r) => r.step],
-    ["places", (r) => r.places.map((p) => p.host).join(" ")], ["why", (r) => r.reason],
-  ],
-  slabs: [
-    ["volume", (r) => r.volume], ["slab", (r) => r.index], ["borrower", (r) => r.borrower], ["state", (r) => r.state],
-    ["lender", (r) => r.lender], ["requests/s", (r) => r.requests_per_s.toFixed(1)],
-  ],
-};
-
-function link(id) {
-  const made = document.createElement("a");
-  made.href = `#job=${encodeURIComponent(id)}`;
-  made.textContent = id;
-  return made;
-}
-
-function table(name, rows) {
-  const made = document.createElement("table");
-  const head = made.createTHead().insertRow();
-  for (const [title] of TABLES[name]) {
-    const cell = document.createElement("th");
-    cell.scope = "col";
-    cell.textContent = title;
-    head.append(cell);
+class Page {
+  constructor() {
+    this.model = new Model(TABLES);
+    this.main = document.getElementById("main");
+    this.dialog = document.getElementById("dialog");
+    this.view = null;
+    this.cut_s = null;
+    this.keys = this.stored("keys") !== "off";
+    this.links = VIEWS.map(([name, title], at) =>
+      h("a", { href: `#/${name}`, "aria-keyshortcuts": String(at + 1) }, title),
+    );
+    document.getElementById("nav").append(...this.links);
+    document.getElementById("help-button").addEventListener("click", () => this.help());
+    addEventListener("hashchange", () => this.route());
+    addEventListener("keydown", (event) => this.key(event));
+    this.model.listen((changed) => {
+      if (changed.has("hosts")) this.head();
+      this.view?.update(changed);
+    });
+    this.stream = new Stream(
+      [...TABLES, "happened"],
+      (kind, said) => this.model.take(kind, said),
+      (state, words) => this.told(state, words),
+    );
+    setInterval(() => this.tick(), 1000);
   }
-  const body = made.createTBody();
-  for (const row of rows) {
-    const line = body.insertRow();
-    for (const [title, read] of TABLES[name]) {
-      const cell = line.insertCell();
-      const text = shown(read(row));
-      if (title === "job" && name === "jobs") cell.append(link(text));
-      else cell.textContent = text;
-      if (title === "state" && Object.hasOwn(tones, text)) cell.className = tones[text];
+
+  // A word that this browser keeps; none where it keeps nothing.
+  stored(name, value) {
+    try {
+      if (value === undefined) return localStorage.getItem(`covey-${name}`);
+      localStorage.setItem(`covey-${name}`, value);
+    } catch {
+      // private windows may keep nothing
     }
+    return null;
   }
-  if (!rows.length) {
-    const cell = body.insertRow().insertCell();
-    cell.colSpan = TABLES[name].length;
-    cell.textContent = "none";
+
+  async start() {
+    this.stream.open();
+    const [tones, leader] = await Promise.allSettled([read("/states.json"), read("/v1/leader")]);
+    if (tones.value) setTones(tones.value); // states are words all the same
+    this.model.host = leader.value?.host ?? "";
+    await this.route();
+    this.head();
   }
-  return made;
-}
 
-async function read(path) {
-  const answer = await fetch(path, { signal: AbortSignal.timeout(5000) });
-  const body = await answer.json();
-  if (!answer.ok) throw new Error(`${body.what}: ${body.why}`);
-  return body;
-}
+  get query() {
+    return new URLSearchParams(location.hash.split("?")[1] ?? "");
+  }
 
-// What is wrong with hosts, in words, with what to type.
-const wrong = (body) =>
-  body.data.flatMap((row) => (row.troubles || []).map((each) => `${row.host}: ${each.what}; next: ${each.next}`));
+  // Keep what a view was asked for in the address, so that it can be sent to somebody.
+  setQuery(fields) {
+    const kept = new URLSearchParams(this.query);
+    for (const [name, value] of Object.entries(fields)) value ? kept.set(name, value) : kept.delete(name);
+    const words = kept.toString();
+    history.replaceState(null, "", `${location.hash.split("?")[0] || "#/"}${words ? `?${words}` : ""}`);
+  }
 
-// Who did not answer, in words, as agentctl says it; [] for a list that is whole.
-const missing = (body) =>
-  (body.unanswered || []).map((each) =>
-    `incomplete: ${each.host} ${each.age_s == null ? "is missing" : `is shown as it was ${seconds(each.age_s)} ago`} (${each.why})`);
-
-function alarm(text) {
-  const line = document.createElement("p");
-  line.className = "alarm";
-  line.setAttribute("role", "alert");
-  line.textContent = text;
-  return line;
-}
-
-const SVG = "http://www.w3.org/2000/svg";
-const WIDTH = 640;
-const HEIGHT = 120;
-const brief = (value) => String(Number(value.toPrecision(5)));
-
-// Values over steps as a line: [[step, value], ...], with the steps ascending.
-function curve(title, points) {
-  const values = points.map(([, value]) => value);
-  const [low, high, first, last] = [Math.min(...values), Math.max(...values), points[0][0], points.at(-1)[0]];
-  const x = (step) => (last > first ? (WIDTH * (step - first)) / (last - first) : WIDTH / 2);
-  const y = (value) => (high > low ? (HEIGHT - 8) * (1 - (value - low) / (high - low)) + 4 : HEIGHT / 2);
-  const made = document.createElement("figure");
-  const caption = document.createElement("figcaption");
-  caption.textContent = `${title} ${brief(values.at(-1))}; ${brief(low)} to ${brief(high)} in steps ${first} to ${last}`;
-  const drawing = document.createElementNS(SVG, "svg");
-  drawing.setAttribute("viewBox", `0 0 ${WIDTH} ${HEIGHT}`);
-  drawing.setAttribute("role", "img");
-  drawing.setAttribute("aria-label", caption.textContent);
-  const line = document.createElementNS(SVG, "polyline");
-  const at = points.map(([step, value]) => `${x(step).toFixed(1)},${y(value).toFixed(1)}`);
-  line.setAttribute("points", at.length > 1 ? at.join(" ") : `${at[0]} ${at[0]}`);
-  drawing.append(line);
-  made.append(caption, drawing);
-  return made;
-}
-
-// The curves of the job in the address: loss first, other metrics, step time.
-async function showJob() {
-  const named = location.hash.startsWith("#job=") ? location.hash.slice(5) : "";
-  document.getElementById("job").hidden = !named;
-  if (!named) return;
-  const parts = [];
-  try {
-    const id = decodeURIComponent(named); // URIError where somebody typed it
-    document.getElementById("job-title").textContent = `Job ${id}`;
-    const { points, unanswered } = (await read(`/v1/jobs/${encodeURIComponent(id)}/curve`)).data;
-    const names = [...new Set(points.flatMap((point) => Object.keys(point.metrics)))].sort();
-    if (names.includes("loss")) names.unshift(...names.splice(names.indexOf("loss"), 1));
-    const curves = names.map((name) => [name, (point) => point.metrics[name]]);
-    for (const [title, value] of [...curves, ["step time, s", (point) => point.step_s]]) {
-      const found = points.map((point) => [point.step, value(point)]).filter(([, each]) => Number.isFinite(each));
-      if (found.length) parts.push(curve(title, found));
+  async route() {
+    if (location.hash.startsWith("#job=")) return location.replace(`#/job/${location.hash.slice(5)}`);
+    let path = "";
+    try {
+      path = decodeURIComponent(location.hash.replace(/^#\/?/, "").split("?")[0]);
+    } catch {
+      // somebody typed it: the overview
     }
-    parts.push(...unanswered.map((host) => alarm(`${host} did not answer, so steps may be missing`)));
-    if (!points.length) parts.push(alarm("no step of this job is known: none was reported, or its curves are no longer kept"));
-  } catch (error) {
-    parts.push(alarm(error.message));
+    const [name, ...rest] = path.split("/");
+    const at = Math.max(
+      0,
+      VIEWS.findIndex(([each]) => each === (ABOVE[name] ?? name)),
+    );
+    const turn = (this.turn = {});
+    const made = ONE[name] && rest.length ? ONE[name] : VIEWS[at][2];
+    this.view?.close();
+    this.view = null;
+    this.up = ONE[name] && rest.length ? `#/${ABOVE[name]}` : at ? "#/" : "";
+    this.links.forEach((link, each) =>
+      each === at ? link.setAttribute("aria-current", "page") : link.removeAttribute("aria-current"),
+    );
+    this.links[at].scrollIntoView({ block: "nearest", inline: "nearest" });
+    this.main.scrollTop = 0;
+    let view;
+    try {
+      view = await made(this, rest.join("/"));
+      this.lost = false;
+    } catch (error) {
+      this.lost = true;
+      this.main.replaceChildren(
+        h("p", { class: "alarm", role: "alert" }, `This view could not be loaded: ${error.message}`),
+      );
+      return;
+    }
+    if (turn !== this.turn) return view.close();
+    this.view = view;
+    const title = view.el.querySelector("h1");
+    document.title = `${title.textContent} · Covey`;
+    this.main.replaceChildren(view.el);
+    view.grid?.fit?.();
+    view.update(new Set([...TABLES, "happened"]));
+    if (this.moved) title.focus({ preventScroll: true });
+    this.moved = true;
   }
-  document.getElementById("curves").replaceChildren(...parts);
-}
 
-async function show(name, path) {
-  const body = await read(path);
-  const alarms = name === "hosts" ? wrong(body) : missing(body);
-  document.getElementById(name).replaceChildren(...alarms.map(alarm), table(name, body.data));
-  return body;
-}
+  // ---- the header ----
 
-async function refresh() {
-  const trouble = document.getElementById("trouble");
-  try {
-    tones ??= await read("/states.json");
-    const [hosts] = await Promise.all([
-      show("hosts", "/v1/hosts"), show("jobs", "/v1/jobs?all=1"),
-      show("gpus", "/v1/gpus?timeout_s=1"), show("slabs", "/v1/slabs?timeout_s=1"), showJob(),
-    ]);
-    const alive = hosts.data.filter((row) => row.state === "alive").length;
-    const sick = hosts.data.filter((row) => (row.troubles || []).length).length;
-    const leader = hosts.data.find((row) => row.leads);
-    document.getElementById("summary").textContent =
-      `${hosts.host} knows: ${alive} of ${hosts.data.length} hosts alive${sick ? `, ${sick} wrong` : ""}, ` +
-      `${leader ? `${leader.host} leads` : "no leader now"}, as of ${new Date(hosts.as_of_wall_s * 1000).toLocaleTimeString()}`;
-    trouble.hidden = true;
-  } catch (error) {
-    trouble.textContent = `this page may be out of date: ${error.message}`;
-    trouble.hidden = false;
+  told(state, words) {
+    if (state === "live") {
+      this.cut_s = null;
+      if (!this.view && this.lost) this.route(); // its script did not come while the agent was away
+    } else if (state !== "paused") this.cut_s ??= this.stream.heard_s ?? Date.now() / 1000;
+    this.state = state;
+    this.words = words;
+    this.head();
   }
-  setTimeout(refresh, document.hidden ? 10000 : 2000);
+
+  head() {
+    const { model } = this,
+      hosts = [...model.rows("hosts").values()];
+    const alive = hosts.filter((host) => host.state === "alive").length,
+      leader = hosts.find((host) => host.leads);
+    const known = model.tables.hosts.known;
+    if (known)
+      say(
+        document.getElementById("summary"),
+        `as ${model.host || "this agent"} knows: ${alive} of ${hosts.length} hosts alive, ${leader ? `${leader.host} leads` : "no leader now"}`,
+      );
+    const link = document.getElementById("link");
+    link.className = this.state ?? "";
+    const since = this.cut_s ? clock(this.cut_s) : "";
+    const said =
+      {
+        live: "live",
+        cut: known ? `out of date since ${since}` : "the agent does not answer",
+        refused: known ? `out of date since ${since}` : "refused",
+        paused: "paused",
+      }[this.state] ?? "connecting ...";
+    say(link, said);
+    link.title = this.words || "one stream from the agent; it pauses while this tab is hidden";
+    let trouble = document.getElementById("trouble");
+    if (this.state === "cut" || this.state === "refused") {
+      if (!trouble) document.getElementById("shell").before((trouble = h("p", { id: "trouble", role: "alert" })));
+      say(
+        trouble,
+        `${known ? `What is shown here is out of date since ${since}` : "Nothing is known yet"}: ${this.words}. It is tried again by itself.`,
+      );
+    } else trouble?.remove();
+  }
+
+  tick() {
+    if (!document.hidden) this.view?.tick?.();
+  }
+
+  // ---- keys ----
+
+  key(event) {
+    if (event.ctrlKey || event.metaKey || event.altKey || this.dialog.open) return;
+    const field = event.target.closest("input, select, textarea");
+    if (event.key === "Escape") return this.escape(field);
+    if (field) {
+      if (event.key === "Enter" && field.classList.contains("filter") && !field.form) {
+        field.blur();
+        this.view?.move(1);
+      }
+      return;
+    }
+    const grid = event.target.closest(".grid");
+    const arrows = grid && { ArrowDown: 1, ArrowUp: -1, PageDown: 12, PageUp: -12, Home: -1e9, End: 1e9 }[event.key];
+    if (arrows) return this.did(event, () => this.view.move(arrows));
+    if (
+      event.key === "Enter" &&
+      (event.target === document.body || event.target.closest(".grid, h1, main") === event.target)
+    )
+      return this.did(event, () => this.view?.enter?.());
+    if (!this.keys) return;
+    if (event.key === "/") return this.did(event, () => document.querySelector("main .filter")?.focus());
+    if (event.key === "j" || event.key === "k")
+      return this.did(event, () => this.view?.move(event.key === "j" ? 1 : -1));
+    if (event.key === "?") return this.did(event, () => this.help());
+    const at = "123456789".indexOf(event.key);
+    if (event.key.length === 1 && at >= 0 && VIEWS[at]) this.did(event, () => (location.hash = `#/${VIEWS[at][0]}`));
+  }
+
+  did(event, act) {
+    event.preventDefault();
+    act();
+  }
+
+  escape(field) {
+    if (this.view?.escape?.()) return;
+    if (field) field.blur();
+    else if (this.up) location.hash = this.up;
+  }
+
+  help() {
+    const keys = h("input", {
+      type: "checkbox",
+      onchange: () => this.stored("keys", (this.keys = keys.checked) ? "on" : "off"),
+    });
+    keys.checked = this.keys;
+    this.dialog.replaceChildren(
+      h("h2", { id: "dialog-title" }, "Keys"),
+      h(
+        "dl",
+        { class: "keys" },
+        KEYS.map(([key, words]) => h("div", {}, h("dt", {}, h("kbd", {}, key)), h("dd", {}, words))),
+      ),
+      h("label", {}, keys, " single keys do something"),
+      h(
+        "p",
+        { class: "more" },
+        "A filter takes words that must be there, -words that must not, and field:word. The address has what is shown: send it to somebody.",
+      ),
+      h("form", { method: "dialog" }, h("button", {}, "Close")),
+    );
+    this.dialog.showModal();
+  }
 }
 
-addEventListener("hashchange", showJob);
-refresh();
+const page = new Page();
+page.start();

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 from agent.api import http
 from agent.api.admission import network_of
-from agent.api.http import HttpApi
+from agent.api.http import PAGE, HttpApi
 from agent.authority.service import HostAuthority
 from agent.config import HttpSettings
 from chaos.askers import ROOT
@@ -501,7 +501,7 @@ async def test_metrics_say_in_which_format_they_are(rig: Rig) -> None:
 
 async def test_the_page_comes_with_a_strict_policy(rig: Rig) -> None:
     async with ClientSession(connector=UnixConnector(rig.path)) as session:
-        for path, kind in (("/", "text/html"), ("/page.js", "text/javascript"), ("/page.css", "text/css")):
+        for path, _, kind in PAGE:
             async with session.get("http://localhost" + path) as answer:
                 assert (answer.status, answer.content_type) == (200, kind)
                 assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
