@@ -413,9 +413,7 @@ def test_only_an_entry_of_the_leaders_own_term_is_committed_by_counting(match: i
 
 
 @pytest.mark.parametrize(("match", "told", "commit"), [(2, 2, 2), (2, 1, 1), (1, 2, 1), (2, 9, 2), (0, 2, 0)])
-def test_a_leader_hears_what_is_committed_as_far_as_the_logs_are_equal(
-    match: int, told: int, commit: int
-) -> None:
+def test_a_leader_hears_what_is_committed_as_far_as_the_logs_are_equal(match: int, told: int, commit: int) -> None:
     """What an earlier leader committed and this one cannot count yet: a voter that lost its log does not count before
     the entry that says so is committed, which may be one of those."""
     stage = Stage(A, B, C, logs={A: (1, 2)}, term=2)
