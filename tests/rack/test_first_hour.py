@@ -1,35 +1,40 @@
-"""docs/start/researcher.md, from `python train.py` to an elastic job: its scripts are saved and its lines typed, one after
-another, as they stand there, on a rack of four agents that this test starts in the place of `make run`."""
+"""docs/start/researcher.md and chaos.md, and what `make run` says at its end: scripts are saved and lines typed, one
+after another, as they stand there, in a folder like a checkout with a rack of four agents."""
 
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
-import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.rack.living_rack import LivingRack, living_rack, wait
+from cli.rack import processes as rack_processes
+from cli.rack import rack
+from tests.rack.living_rack import wait
 
 pytestmark = [pytest.mark.rack, pytest.mark.torch, pytest.mark.long, pytest.mark.xdist_group("rack")]
-PAGE = Path(__file__).parents[2] / "docs/start/researcher.md"
+ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^```(python|sh)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-LINE_S = 240.0
+LINE_S = 300.0
 STEPS = 25
 """Steps that a job has made before something is done to it: a person does not type faster."""
-NOT_TYPED = ("make run", "make stop", ". .venv/bin/activate")
-"""This test's fixture does."""
+LEFT_OUT = ("make run", "make stop", "make storm", "make soak", ". .venv/bin/activate")
+"""Lines that are not typed here: the fixture does what the first two do, and the others go on for half an hour."""
+DISTURBS = ("requeue", "preempt", "scale", "kill")
 
 
 class Person:
     """Somebody who has the page open, in a folder of a checkout."""
 
-    def __init__(self, rack: LivingRack, folder: Path) -> None:
-        self.rack, self.folder = rack, folder
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
         programs = Path(sys.executable).parent
         kept = {name: value for name, value in os.environ.items() if not name.startswith("COVEY_")}
         self.environ = {**kept, "PATH": f"{programs}{os.pathsep}{kept['PATH']}", "VIRTUAL_ENV": str(programs.parent)}
@@ -39,12 +44,41 @@ class Person:
     def types(self, line: str) -> str:
         """Type a line: what it wrote. One that does something to a job comes once the job has made some steps."""
         line = line.partition("  #")[0].strip()
-        if line in NOT_TYPED:
+        if line.startswith(LEFT_OUT):
             return ""
-        job = (re.findall(r"\b(j\d+)\b", line) or [max(self.jobs(), default="j0", key=len)])[0]
-        if "requeue" in line or "preempt" in line or "scale" in line or "pkill" in line:
-            self._works(job)
-        done = subprocess.run(
+        if any(word in line for word in DISTURBS):
+            self._works((re.findall(r"\b(j\d+)\b", line) or [self.jobs()[-1]])[0])
+        done = self._typed(line)
+        self.said[line] = done.stdout + done.stderr
+        told = "" if done.returncode == 0 else self._typed(f"agentctl why {self.jobs()[-1]}").stdout
+        assert done.returncode == 0, f"{line}: exit {done.returncode}\n{self.said[line]}\n{told}"
+        assert "Traceback" not in self.said[line]
+        return self.said[line]
+
+    def reads(self, page: str) -> list[str]:
+        """Save the scripts of the page and type its lines: the names of the scripts."""
+        names = []
+        for language, block in BLOCK.findall((ROOT / page).read_text()):
+            name = re.match(r"# (\w+\.py)\n", block)
+            if language == "sh":
+                for line in block.splitlines():
+                    self.types(line)
+            else:
+                assert name is not None, block
+                names.append(name[1])
+                (self.folder / name[1]).write_text(block)
+        return names
+
+    def job(self, job: str) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self._typed(f"agentctl job {job} --json").stdout)["data"]
+        return found
+
+    def jobs(self) -> list[str]:
+        rows = json.loads(self._typed("agentctl jobs -a --json").stdout)["data"]
+        return sorted((str(row["id"]) for row in rows), key=lambda job: int(job[1:]))
+
+    def _typed(self, line: str) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
             line,
             shell=True,
             cwd=self.folder,
@@ -54,68 +88,49 @@ class Person:
             timeout=LINE_S,
             check=False,
         )
-        wrote = done.stdout + done.stderr
-        assert done.returncode == 0, f"{line}: exit {done.returncode}\n{wrote}\n{self.told(job)}"
-        self.said[line] = wrote
-        return wrote
-
-    def jobs(self) -> list[str]:
-        return [str(row["id"]) for row in self.rack.agent().get("jobs", all=1).data]
-
-    def told(self, job: str) -> str:
-        return "\n".join(self.rack.agentctl(word, job)[1] for word in ("why", "logs")) if job in self.jobs() else ""
 
     def _works(self, job: str) -> None:
-        begun = self.rack.job(job)["step"] or 0
-        attempt = self.rack.job(job)["tally"]["attempt"]
+        view = self.job(job)
+        begun, attempt = view["step"] or 0, view["tally"]["attempt"]
 
         def made() -> bool:
-            view = self.rack.job(job)
-            steps = view["step"] or 0
-            again = view["tally"]["attempt"] != attempt
-            return view["state"] == "running" and (steps >= begun + STEPS or (again and steps >= STEPS))
+            view = self.job(job)
+            steps = (view["step"] or 0) - (begun if view["tally"]["attempt"] == attempt else 0)
+            return view["state"] == "running" and steps >= STEPS
 
         wait(f"{job} works", made, LINE_S)
-        time.sleep(0.5)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def person() -> Iterator[Person]:
     pytest.importorskip("torch")
     if shutil.which("pkill") is None:
         pytest.skip("no pkill here (procps)")
-    with living_rack() as rack:
-        folder = Path(tempfile.mkdtemp(prefix="covey-hour-"))
-        (folder / ".rack").symlink_to(rack.directory)  # agentctl finds it there, as beside a checkout
-        found = Person(rack, folder)
-        found.types("agentctl submit --wait -- hostname")  # `make run` has submitted j1
-        yield found
+    folder = Path(tempfile.mkdtemp(prefix="covey-hour-"))
+    (folder / "examples").symlink_to(ROOT / "examples")
+    try:
+        yield Person(folder)
+    finally:
+        rack.stop(folder / ".rack", os.environ, lambda _line: None)
+        left = rack_processes.find(folder / ".rack", [])
         shutil.rmtree(folder)
+        assert left == [], "stop leaves no process"
 
 
 def weights(text: str) -> set[str]:
     return set(re.findall(r"weights ([0-9a-f.-]+)$", text, re.MULTILINE))
 
 
-def test_each_block_of_the_page_does_what_the_page_says(person: Person) -> None:
-    names = []
-    for language, block in BLOCK.findall(PAGE.read_text()):
-        if language == "sh":
-            for line in block.splitlines():
-                person.types(line)
-            continue
-        name = re.match(r"# (\w+\.py)\n", block)
-        assert name is not None, block
-        names.append(name[1])
-        (person.folder / name[1]).write_text(block)
-    assert names == ["train.py", "heals.py", "stretches.py"]
+def test_what_make_run_ends_with_and_each_block_of_the_page_for_researchers(person: Person) -> None:
+    printed = person.types("covey-rack run")
+    assert person.reads("docs/start/researcher.md") == ["train.py", "heals.py", "stretches.py"]
     said = person.said
     assert "note: python is" in said["agentctl submit --nodes 4 --gpus 1 -- python train.py 300"]
     assert len(weights(said["python train.py 100"])) == 1
-    assert re.search(r"the next start went on from it", said["agentctl preempt --test j4"])
+    assert "the next start went on from it" in said["agentctl preempt --test j4"]
     disturbed = {job: weights(said[f"agentctl logs {job} --follow"]) for job in ("j3", "j4", "j5")}
-    assert "from step 0" not in said["agentctl logs j3 --follow"], "it went on from what it had saved"
-    assert person.rack.job("j4")["tally"]["losses"] >= 1 or "healed" in said["agentctl why j4"]
+    assert " from step 0:" not in said["agentctl logs j3 --follow"], "it went on from what it had saved"
+    assert "kill" in said["agentctl why j4"].lower()
     for job, line in (
         ("j3", "agentctl submit --nodes 4 --gpus 1 --follow -- python train.py 300"),
         ("j4", "agentctl submit --nodes 4 --gpus 1 --follow -- python heals.py 300"),
@@ -123,3 +138,24 @@ def test_each_block_of_the_page_does_what_the_page_says(person: Person) -> None:
     ):
         undisturbed = weights(person.types(line))
         assert len(undisturbed) == 1 and disturbed[job] == undisturbed, f"{job}: the bits of a run without"
+    page = re.search(r"^Page:  (http://\S+)$", printed, re.MULTILINE)
+    assert page is not None, printed
+    with urllib.request.urlopen(page[1]) as answer:
+        assert answer.status == 200
+    commands = re.findall(r"^  (\S+/agentctl .*)$", printed, re.MULTILINE)
+    assert len(commands) == 3
+    for command in commands:
+        assert person.types(command).strip()
+
+
+def test_each_block_of_the_page_for_chaos_engineers(person: Person) -> None:
+    person.types("covey-rack start")
+    digest = r"state sha256=(\w+)"
+    kept = person.types("agentctl submit --workers 4 --follow -- python examples/healing.py --steps 1000")  # j1
+    person.reads("docs/start/chaos.md")
+    said = person.said
+    assert "3 of 4 agents running" in said["covey-rack status || true"]
+    assert "4 of 4" in person.types("agentctl hosts")
+    assert re.findall(digest, said["agentctl logs j2 --follow"])[-1:] == re.findall(digest, kept)[-1:] != []
+    storm = next(text for line, text in said.items() if line.startswith("covey-chaos storm"))
+    assert "nothing lost, nothing twice, nothing left" in storm
