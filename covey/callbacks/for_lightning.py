@@ -66,7 +66,7 @@ class ForLightning(Callback):  # type: ignore[misc]
             self._step = trainer.global_step
             self._told.step(self._step - 1, trainer.callback_metrics)
         if trainer.is_last_batch and hasattr(trainer.train_dataloader, "load_state_dict"):
-            return  # saved at its end, a loader with a state of its own has no batch for a new epoch: save after the next
+            return  # saved at its end, it would have no batch for a new epoch: save after the next one
         if trainer.strategy.reduce_boolean_decision(self._told.stopping, all=False):
             new = self.path.with_suffix(".new")
             trainer.save_checkpoint(new)

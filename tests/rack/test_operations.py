@@ -107,8 +107,8 @@ ELSEWHERE = {
     "usermod -aG covey ann": USERS,
     "python train.py 100": HOUR,
     ". .venv/bin/activate": HOUR,
-    "pkill -9 --newest --full 'python heals.py'": HOUR,
-    "pkill -9 --newest --full 'python examples/healing.py'": HOUR,
+    "pkill -9 --newest --full 'python heals[.]py'": HOUR,
+    "pkill -9 --newest --full 'python examples/healing[.]py'": HOUR,
     "kill -9 $(covey-rack status | grep $(agentctl leader | awk 'NR == 1 {print $2}') | awk '{print $3}')": HOUR,
 }
 """What runs a line that begins with a program of the system."""
