@@ -48,9 +48,9 @@ class Person:
             return ""
         if any(word in line for word in DISTURBS):
             self._works((re.findall(r"\b(j\d+)\b", line) or [self.jobs()[-1]])[0])
-        done = self._typed(line)
+        done = self.typed(line)
         self.said[line] = done.stdout + done.stderr
-        told = "" if done.returncode == 0 else self._typed(f"agentctl why {self.jobs()[-1]}").stdout
+        told = "" if done.returncode == 0 else self.typed(f"agentctl why {self.jobs()[-1]}").stdout
         assert done.returncode == 0, f"{line}: exit {done.returncode}\n{self.said[line]}\n{told}"
         assert "Traceback" not in self.said[line]
         return self.said[line]
@@ -70,14 +70,15 @@ class Person:
         return names
 
     def job(self, job: str) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self._typed(f"agentctl job {job} --json").stdout)["data"]
+        found: dict[str, Any] = json.loads(self.typed(f"agentctl job {job} --json").stdout)["data"]
         return found
 
     def jobs(self) -> list[str]:
-        rows = json.loads(self._typed("agentctl jobs -a --json").stdout)["data"]
+        rows = json.loads(self.typed("agentctl jobs -a --json").stdout)["data"]
         return sorted((str(row["id"]) for row in rows), key=lambda job: int(job[1:]))
 
-    def _typed(self, line: str) -> "subprocess.CompletedProcess[str]":
+    def typed(self, line: str) -> "subprocess.CompletedProcess[str]":
+        """Type a line as it is."""
         return subprocess.run(
             line,
             shell=True,
@@ -159,3 +160,20 @@ def test_each_block_of_the_page_for_chaos_engineers(person: Person) -> None:
     assert re.findall(digest, said["agentctl logs j2 --follow"])[-1:] == re.findall(digest, kept)[-1:] != []
     storm = next(text for line, text in said.items() if line.startswith("covey-chaos storm"))
     assert "nothing lost, nothing twice, nothing left" in storm
+
+
+def test_the_notebook_runs_from_its_first_cell_to_its_last(person: Person) -> None:
+    python = ROOT / ".scripts/bin/python"
+    runs = f"{python.with_name('jupyter-execute')} --timeout=300 --inplace first_hour.ipynb"
+    if not python.exists() or person.typed(f"{python} -c 'import nbclient, ipykernel'").returncode:
+        pytest.skip("the environment of make scripts is not there, which has nbclient and ipykernel")
+    person.types("covey-rack start")
+    cells = json.loads((ROOT / "examples/first_hour.ipynb").read_text())["cells"]
+    code = [cell for cell in cells if cell["cell_type"] == "code"]
+    assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in code), "clear its outputs"
+    shutil.copy(ROOT / "examples/first_hour.ipynb", person.folder)
+    person.types(runs)
+    done = json.loads((person.folder / "first_hour.ipynb").read_text())["cells"]
+    wrote = ["".join(json.dumps(cell.get("outputs", ""), ensure_ascii=False)) for cell in done]
+    assert "4 of 4 hosts alive" in wrote[1] and "note: python is" in wrote[5] and "learnt [1. 1. 1." in wrote[5], wrote
+    assert "loss" in wrote[6] and "submitted" in wrote[8], wrote
