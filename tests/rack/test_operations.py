@@ -80,6 +80,7 @@ NOT_TYPED = {
     "agentctl submit --nodes 4 --gpus 1 -- python heals.py": HOUR,
     "agentctl submit --workers 2..4 -- python stretches.py": HOUR,
     "agentctl submit --workers 4 -- python examples/healing.py": HOUR,
+    "agentctl submit --workers 4 --follow -- python examples/healing.py": HOUR,
     "agentctl requeue j3": HOUR,
     "agentctl preempt --test j4": HOUR,
     "agentctl scale j5": HOUR,
