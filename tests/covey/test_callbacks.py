@@ -80,7 +80,7 @@ def losses(starts: list[JobOfRank]) -> list[tuple[int, float]]:
     return [(number, metrics["loss"]) for job in starts for number, metrics in job.told]
 
 
-def test_over_all_starts_of_a_job_there_is_one_run_of_wandb_and_outside_its_own_each_time() -> None:
+def test_all_starts_of_a_job_are_one_run_of_wandb() -> None:
     job = {"COVEY_JOB_ID": "j7", "COVEY_JOB_NAME": "bert", "COVEY_CHECKPOINT_DIR": "/home/ann/c/j7-20260131T143000"}
     assert same_run(job) == {"id": "j7-20260131T143000", "name": "bert", "resume": "allow"}
     assert same_run({"COVEY_CHECKPOINT_DIR": "/c"}) == {}

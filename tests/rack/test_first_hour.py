@@ -96,6 +96,7 @@ class Person:
 
         def made() -> bool:
             view = self.job(job)
+            assert not view["over"], f"{job} has ended already: {view['reason']}"
             steps = (view["step"] or 0) - (begun if view["tally"]["attempt"] == attempt else 0)
             return view["state"] == "running" and steps >= STEPS
 
@@ -152,7 +153,7 @@ def test_what_make_run_ends_with_and_each_block_of_the_page_for_researchers(pers
 def test_each_block_of_the_page_for_chaos_engineers(person: Person) -> None:
     person.types("covey-rack start")
     digest = r"state sha256=(\w+)"
-    kept = person.types("agentctl submit --workers 4 --follow -- python examples/healing.py --steps 1000")  # j1
+    kept = person.types("agentctl submit --workers 4 --follow -- python examples/healing.py --steps 2000")  # j1
     person.reads("docs/start/chaos.md")
     said = person.said
     assert "3 of 4 agents running" in said["covey-rack status || true"]
