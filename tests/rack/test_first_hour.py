@@ -153,7 +153,7 @@ def test_what_make_run_ends_with_and_each_block_of_the_page_for_researchers(pers
 def test_each_block_of_the_page_for_chaos_engineers(person: Person) -> None:
     person.types("covey-rack start")
     digest = r"state sha256=(\w+)"
-    kept = person.types("agentctl submit --workers 4 --follow -- python examples/healing.py --steps 2000")  # j1
+    kept = person.types("agentctl submit --workers 4 --follow -- python examples/healing.py --steps 1000")  # j1
     person.reads("docs/start/chaos.md")
     said = person.said
     assert "3 of 4 agents running" in said["covey-rack status || true"]
