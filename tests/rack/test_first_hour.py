@@ -27,7 +27,7 @@ STEPS = 25
 """Steps that a job has made before something is done to it: a person does not type faster."""
 LEFT_OUT = ("make run", "make stop", "make storm", "make soak", ". .venv/bin/activate")
 """Lines that are not typed here: the fixture does what the first two do, and the others go on for half an hour."""
-DISTURBS = ("requeue", "preempt", "scale", "kill")
+DISTURBS = ("agentctl requeue ", "agentctl preempt ", "agentctl scale ", "kill ", "pkill ")
 
 
 class Person:
@@ -46,7 +46,7 @@ class Person:
         line = line.partition("  #")[0].strip()
         if line.startswith(LEFT_OUT):
             return ""
-        if any(word in line for word in DISTURBS):
+        if line.startswith(DISTURBS):
             self._works((re.findall(r"\b(j\d+)\b", line) or [self.jobs()[-1]])[0])
         done = self.typed(line)
         self.said[line] = done.stdout + done.stderr
