@@ -164,8 +164,10 @@ bench-tensors-hosts: $(READY) .venv/.torch ## the same between four hosts in net
 bench-sharing: $(READY) .venv/.torch ## real scripts on shared cores: ONLY=live (each law, half an hour), rules, away, starts, memory, queue, upgrade, failures ARGS="--rounds 2"
 	@$(BIN)/python bench/sharing/sharing_$(or $(ONLY),live).py $(ARGS)
 
-scripts: $(SCRIPTS)/.ready ## forty kinds of training scripts, as their frameworks' manuals have them: each run, seen, preempted, aggregated, healed; the table of what was seen (half an hour; ARGS='--only torchrun,JAX')
+scripts: $(SCRIPTS)/.ready ## forty kinds of training scripts, as their frameworks' manuals have them: each run, seen, preempted, aggregated, healed; the table of what was seen; callbacks, the pages of the first hour and its notebook (three quarters of an hour; ARGS='--only torchrun,JAX')
 	@$(BIN)/python bench/scripts/scripts.py --out bench/results/scripts.md $(ARGS)
+	@$(SCRIPTS)/bin/python -m pytest -q tests/covey/test_callbacks.py
+	@COVEY_LONG=1 $(BIN)/pytest tests/rack/test_first_hour.py
 
 gpu-check: $(READY) ## what is left out elsewhere: tests marked gpu, a rack on the GPU, AntMan's times, with a CUDA build of PyTorch; in parts, JSON after each (ARGS='--only rack --part-s 120')
 	@$(BIN)/python tools/gpu/check.py $(ARGS)

@@ -57,7 +57,7 @@ PYTHON = {
     "covey.job.tensors": ["TensorClient"],
     "covey.torch": ["attach", "init_process_group", "StepSampler", "HealedTraining", "attached"],
     "covey.jax": ["psum", "pmean", "state"],
-    "covey.callbacks": ["ForTrainer", "ForLightning", "last_of"],
+    "covey.callbacks": ["ForTrainer", "ForLightning", "ForAccelerator", "ForTensorBoard", "ForWandb", "last_of"],
     "covey.remote": ["RemoteArray"],
 }
 """Module -> its public names. Those of PyTorch and JAX are read from source, since neither need be installed."""
@@ -67,6 +67,9 @@ FOUND_IN = {
     "covey.torch.HealedTraining": "covey.frameworks.torch.heal",
     "covey.callbacks.ForTrainer": "covey.callbacks.for_trainer",
     "covey.callbacks.ForLightning": "covey.callbacks.for_lightning",
+    "covey.callbacks.ForAccelerator": "covey.callbacks.for_accelerator",
+    "covey.callbacks.ForTensorBoard": "covey.callbacks.for_logs",
+    "covey.callbacks.ForWandb": "covey.callbacks.for_logs",
     "covey.callbacks.last_of": "covey.callbacks.for_trainer",
     "covey.remote.RemoteArray": "covey.arrays.remote_array",
 }

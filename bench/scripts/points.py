@@ -64,10 +64,10 @@ def restored(**parts: Any) -> int:
     return int(saved["step"])
 
 
-def keep(step: int, **parts: Any) -> None:
-    """Save these objects after each tenth step, by rank 0 alone; `step` is the next one."""
+def keep(step: int, every: int = 10, **parts: Any) -> None:
+    """Save these objects after each tenth step, or `every` so many, by rank 0 alone; `step` is the next one."""
     import torch
 
-    if step % 10 == 0 and int(os.environ.get("RANK", "0")) == 0:
+    if step % every == 0 and int(os.environ.get("RANK", "0")) == 0:
         torch.save({name: part.state_dict() for name, part in parts.items()} | {"step": step}, SAVED + ".new")
         os.replace(SAVED + ".new", SAVED)

@@ -114,7 +114,7 @@ class Watched:
 
     def _judge(self, job: str, view: dict[str, Any]) -> None:
         if view["state"] != "done":
-            self.wrong.append(f"{job} {view['state']} after attempt {view['attempt']}: {view['reason']}")
+            self.wrong.append(f"{job} {view['state']} after attempt {view['tally']['attempt']}: {view['reason']}")
             return
         found = ""
         for host in self.rack.hosts:
@@ -123,7 +123,7 @@ class Watched:
                 found = match[-1]
         if found != self.expected:
             self.wrong.append(f"{job} is done with parameters {found[:12] or 'unknown'}, not {self.expected[:12]}")
-        self._say(f"{job} done, attempt {view['attempt']}, {found[:12]}")
+        self._say(f"{job} done, attempt {view['tally']['attempt']}, {found[:12]}")
 
     # ---- pages ----
 

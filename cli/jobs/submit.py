@@ -133,26 +133,53 @@ def would_start(context: Context, args: argparse.Namespace, command: Sequence[st
     """Say when the job would start that these options and this command say; the exit code."""
     from cli.jobs.starting import words
 
-    answer = context.agent.post("starts", body=checked(args, command))
+    spec, notes = checked(args, command)
+    answer = context.agent.post("starts", body=spec)
+    print(*notes, sep="\n", end="\n" if notes else "", file=sys.stderr)
     if context.json:
         return context.say_json(answer.whole)
     context.say(f"not submitted; {words(answer.data)}")
     return 0
 
 
-def checked(args: argparse.Namespace, command: Sequence[str]) -> dict[str, Any]:
-    """The job that these options and this command say. AgentctlError names what cannot be."""
-    spec = spec_of(args, command, os.environ, here(os.environ, args.cwd))
+def checked(args: argparse.Namespace, command: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+    """The job that these options and this command say, and what is to be said of it on stderr. AgentctlError names what
+    cannot be."""
+    place = here(os.environ, args.cwd)
+    spec = spec_of(args, command, os.environ, place)
+    cwd = os.path.abspath(os.path.join(place, args.cwd or ""))
+    notes = [] if spec.get("image") else with_python(spec, command, cwd, os.environ)
     refuse_what_is_too_large(spec)
     spec["env"].setdefault("COVEY_UMASK", f"{umask():03o}")
-    return spec
+    return spec, notes
+
+
+def with_python(spec: dict[str, Any], command: Sequence[str], cwd: str, environ: Mapping[str, str]) -> list[str]:
+    """Which Python runs the command, and what it lacks, as lines for people. An environment of the caller that is not
+    on PATH comes first on the job's PATH. AgentctlError: that environment is not whole."""
+    from cli.pythons import chosen, covey_job
+
+    path = spec["env"].get("PATH")
+    typed = None if path is None or path == text_of(environ.get("PATH", "")) else path
+    found = chosen.chosen(command, cwd, environ, typed)
+    if found is None:
+        return []
+    notes = [f"note: {found.words}"]
+    if found.path:
+        spec["env"]["PATH"] = text_of(found.path)
+    reason = covey_job.why_needed(spec, command, cwd) if found.python else ""
+    folder = os.path.dirname(covey_job.script_of(command, cwd)) or cwd
+    if reason and (lacks := covey_job.lacking(found.python, reason, folder, {**environ, "PATH": found.path})):
+        notes.append("note: {}\n  why:  {}\n  next: {}".format(*lacks))
+    return notes
 
 
 def submitted(context: Context, args: argparse.Namespace, command: Sequence[str]) -> dict[str, Any]:
     """The new job that these options and this command say."""
-    spec = checked(args, command)
+    spec, notes = checked(args, command)
     notice = notice_of(args.notify, spec) if args.notify is not None else None
     job = send(context.agent, spec)
+    print(*notes, sep="\n", end="\n" if notes else "", file=sys.stderr)
     if notice is not None:
         told = send(context.agent, {**notice, "after": [f"any:{job['id']}"]})
         print(f"note: {told['id']} tells of its end: agentctl job {told['id']}", file=sys.stderr)

@@ -117,25 +117,32 @@ def run(rack: Sequence[RackHost], timer: Any) -> int:
     if outcome.failures:
         why = "\n        ".join(outcome.failures)
         raise AgentctlError(FAILED, "the rack failed its checks", why, f"agentctl why {job}, agentctl logs {job}")
-    print(f"All checks passed in {format_seconds(timer.passed_s)}. The rack keeps running. Try:")
-    print(next_commands(job))
+    print(f"All checks passed in {format_seconds(timer.passed_s)}. The rack keeps running.")
+    print(what_next(job, rack, Path.cwd()))
     return 0
 
 
-def next_commands(job: str) -> str:
-    bin_dir = Path(sys.executable).parent
-    shown = bin_dir.relative_to(Path.cwd()) if bin_dir.is_relative_to(Path.cwd()) else bin_dir
+def what_next(job: str, rack: Sequence[RackHost], here: Path) -> str:
+    """The page of the rack, three commands worth typing next, and the one that ends the rack. Paths below `here` are
+    shown from there."""
+
+    def shown(path: Path) -> Path:
+        return path.relative_to(here) if path.is_relative_to(here) else path
+
+    programs, script = shown(Path(sys.executable).parent), example()
+    heals = script.with_name("healing.py")
+    trains, what = script, "train again"
+    if heals.exists():
+        trains, what = heals, "train; kill -9 any of its processes meanwhile: the digest stays the same"
+    python = Path(sys.executable).name
     lines = [
-        ("agentctl hosts", "hosts and leader"),
-        (f"agentctl why {job}", "all events of that job"),
-        (f"agentctl why slab/{VOLUME}/0", "all events of a slab"),
-        (f"agentctl logs {job}", "what its workers wrote"),
-        ("agentctl submit --workers 2 --follow -- hostname", "a job of your own"),
-        ("covey-rack stop", "end the rack"),
+        (f"agentctl submit --workers 4 --follow -- {programs}/{python} {shown(trains)}", what),
+        (f"agentctl job {job} --plot", "step times and losses of the job that has just ended, as curves"),
+        (f"agentctl why {job}", "all that happened to it, on whichever host, in one order"),
     ]
-    rows = [(f"{shown}/{line}", what) for line, what in lines]
-    width = max(len(line) for line, _ in rows)
-    return "\n".join(f"  {line:<{width}}  {what}" for line, what in rows)
+    text = [f"Page:  http://{host.http}/" for host in rack[:1] if host.http]
+    text += ["Try:", *(f"  {programs}/{line}\n      {what}" for line, what in lines)]
+    return "\n".join([*text, f"End:   {programs}/covey-rack stop"])
 
 
 # ---- the job ---------------------------------------------------------------------------------------------------------

@@ -3,10 +3,10 @@
 import os
 from typing import Any
 
-import torch
 from transformers import TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 
+from covey.callbacks.agreed import any_rank
 from covey.callbacks.told_steps import ToldSteps, again
 from covey.job.client import JobClient
 
@@ -46,13 +46,3 @@ class ForTrainer(TrainerCallback):  # type: ignore[misc]
         if self._ends:
             any_rank(True, args.device)  # a barrier: no rank ends before all have written
             again()
-
-
-def any_rank(here: bool, device: Any) -> bool:
-    """Whether it is so on any rank: the same answer on all of them, which ask together."""
-    group = torch.distributed
-    if not (group.is_available() and group.is_initialized()) or group.get_world_size() == 1:
-        return here
-    said = torch.tensor(int(here), device=device)
-    group.all_reduce(said, group.ReduceOp.MAX)
-    return bool(said.item())

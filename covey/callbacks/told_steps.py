@@ -53,7 +53,7 @@ def finite(metrics: Mapping[str, Any]) -> dict[str, Any]:
     found = dict[str, Any]()
     for name, value in metrics.items():
         try:
-            number = float(value)
+            number = float(value.detach() if hasattr(value, "detach") else value)  # PyTorch warns of a gradient's
         except (TypeError, ValueError, RuntimeError):
             continue
         if math.isfinite(number):

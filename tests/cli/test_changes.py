@@ -1,6 +1,7 @@
 """What agentctl changes: jobs, volumes, swap, quotas; what it asks the agent for, and what it says of the answer."""
 
 import os
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +20,7 @@ def test_submit_carries_command_directory_and_environment(
     run: Run, agent: FakeAgent, job: Job, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
     agent.replies["POST /v1/jobs"] = job(state="queued", reason="2nd in queue 0")
-    monkeypatch.setenv("VIRTUAL_ENV", "/venv")
+    monkeypatch.setenv("VIRTUAL_ENV", sys.prefix)
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("COVEY_TOKEN", "secret")
     monkeypatch.setenv("SSH_AUTH_SOCK", "/ssh")
@@ -43,7 +44,7 @@ def test_submit_carries_command_directory_and_environment(
         "signal_before_s": 600.0,
         "grace_s": 5.0,
     }
-    assert (env["VIRTUAL_ENV"], env["A"]) == ("/venv", "b=c")
+    assert (env["VIRTUAL_ENV"], env["A"]) == (sys.prefix, "b=c")
     assert (env["ODD"], env["BASH_FUNC_module%%"]) == ("\x00ff", "() { echo; }")
     assert not {"RANK", "COVEY_TOKEN", "COVEY_AGENT", "SSH_AUTH_SOCK"} & set(env)
     assert len(key) >= 16
@@ -113,7 +114,7 @@ def test_each_submission_has_its_own_key_and_no_env_carries_little(
     run: Run, agent: FakeAgent, job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     agent.replies["POST /v1/jobs"] = job()
-    monkeypatch.setenv("VIRTUAL_ENV", "/venv")
+    monkeypatch.setenv("VIRTUAL_ENV", sys.prefix)
     before = os.umask(0o027)
     run("submit", "--no-env", "--", "true")
     run("submit", "--no-env", "--env", "COVEY_UMASK=002", "--", "true")

@@ -17,6 +17,7 @@ pytestmark = [
 ROOT = Path(__file__).parents[2]
 PAGES = (
     *("README.md", "docs/index.md", "docs/start/researcher.md", "docs/start/operator.md", "docs/start/plugin.md"),
+    "docs/start/chaos.md",
     *(f"docs/guides/{name}.md" for name in ("install", "users", "security", "jobs", "habits", "gpus", "tensors")),
     *(f"docs/guides/{name}.md" for name in ("healing", "memory")),
     *(f"docs/guides/{name}.md" for name in ("failures", "upgrades", "guarantees", "simulate")),
@@ -27,6 +28,7 @@ SHELL = ("sh", "bash", "console", "shell")
 """The languages of blocks that are typed."""
 BOOTED = "tests/rack/test_systemd.py does, on hosts whose first process is systemd"
 USERS = "tests/rack/test_other_users.py does, on such a host"
+HOUR = "tests/rack/test_first_hour.py types the whole page, in its order"
 NOT_TYPED = {
     "pip install ./covey .": "tests/tools/test_wheels.py installs what a checkout has",
     "pip install /opt/covey/share/covey/covey_job-*.whl": "tests/rack/test_deb.py finds that wheel in the package",
@@ -76,8 +78,26 @@ NOT_TYPED = {
     "agentctl submit --array 0-99%8 -- python train.py": "likewise, with a program that there is",
     "covey-chaos soak --story": "goes on until it is interrupted; tests/chaos plays stories",
     "covey-chaos sim --story NAME": "stands for any story",
-    "agentctl submit --workers 4 --gpus 1 --follow -- python examples/digits.py": "takes long; tests/rack runs it",
-    "agentctl submit --workers 4 --follow -- python examples/healing.py": "likewise",
+    "agentctl submit --nodes 4 --gpus 1 --follow -- python train.py": HOUR,
+    "agentctl submit --nodes 4 --gpus 1 -- python train.py": HOUR,
+    "agentctl submit --nodes 4 --gpus 1 -- python heals.py": HOUR,
+    "agentctl submit --workers 2..4 -- python stretches.py": HOUR,
+    "agentctl submit --workers 4 -- python examples/healing.py": HOUR,
+    "agentctl submit --workers 4 --follow -- python examples/healing.py": HOUR,
+    "agentctl requeue j3": HOUR,
+    "agentctl preempt --test j4": HOUR,
+    "agentctl scale j5": HOUR,
+    "agentctl logs j3 --follow": HOUR,
+    "agentctl logs j4 --follow": HOUR,
+    "agentctl logs j5 --follow": HOUR,
+    "covey-rack start": HOUR,
+    "covey-rack status || true": HOUR,
+    "covey-chaos storm": HOUR,
+    "covey-chaos sim --seed 7": HOUR,
+    "covey-chaos sim --story leader_killed --seed 7": HOUR,
+    "covey-chaos hash --seed 7": HOUR,
+    "covey-chaos mutants --area jobs --only exported-functions-are-dropped": HOUR,
+    "pip install ./covey": "tests/cli/test_pythons.py installs what a checkout has",
 }
 """Why a command, or a beginning of commands, is not typed here."""
 ELSEWHERE = {
@@ -89,6 +109,11 @@ ELSEWHERE = {
     "cp covey.service /etc/systemd/system/ && systemctl daemon-reload": BOOTED,
     "apt install ./dist/covey_*.deb": "tests/rack/test_deb.py does, on such a host",
     "usermod -aG covey ann": USERS,
+    "python train.py 100": HOUR,
+    ". .venv/bin/activate": HOUR,
+    "pkill -9 --newest --full 'python heals[.]py'": HOUR,
+    "pkill -9 --newest --full 'python examples/healing[.]py'": HOUR,
+    "kill -9 $(covey-rack status | grep $(agentctl leader | awk 'NR == 1 {print $2}') | awk '{print $3}')": HOUR,
 }
 """What runs a line that begins with a program of the system."""
 

@@ -5,7 +5,7 @@ import os
 import lightning
 import torch
 from points import BATCH, Points, network, say_digest
-from torch.utils.data import DataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 import covey.callbacks
 
@@ -34,5 +34,5 @@ trainer = lightning.Trainer(
 if covey_callback.saved:
     print(f"continues with step {torch.load(covey_callback.saved, weights_only=False)['global_step']}", flush=True)
 model = Spirals()
-trainer.fit(model, DataLoader(Points(), BATCH, shuffle=False), ckpt_path=covey_callback.saved)
+trainer.fit(model, StatefulDataLoader(Points(), BATCH, shuffle=False), ckpt_path=covey_callback.saved)
 say_digest(*[each.detach() for each in model.parameters()])
