@@ -123,21 +123,26 @@ class Watched:
 
     async def _read(self, told: ToldTable) -> None:
         """Read a list once, and wake the readers where it has changed."""
-        was_known, own, rows = told.is_known, self._source.id, None
+        was_known, own = told.is_known, self._source.id
         given = {**told.table.given, ASKER: READS_ALL, **({WAIT: WAIT_S} if told.table.gathered else {})}
         if told.table.adds:
             given["after"] = ask_after(told.rows, self._source.env.clock.wall_s())
-        unanswered: tuple[Unanswered, ...]
+        number, wall_s = self.number + 1, self._source.env.clock.wall_s()
         try:
             answer = await self._read_list(told.table.command, given)
-        except (Refused, NoLeader) as no:
-            why = f"{no.what}: {no.why}" if isinstance(no, Refused) else str(no) or "no leader is known now"
-            unanswered = (Unanswered(own, why),)
-        else:
             found = answer if isinstance(answer, Gathered) else Gathered(answer)
             rows, unanswered = keyed(told.table, found.data), found.unanswered
             rows = added(told.rows, rows) if told.table.adds else rows
-        if told.publish(rows, unanswered, self.number + 1, self._source.env.clock.wall_s()):
+            is_news = told.publish(rows, unanswered, number, wall_s)
+        except (Refused, NoLeader) as no:
+            why = f"{no.what}: {no.why}" if isinstance(no, Refused) else str(no) or "no leader is known now"
+            is_news = told.publish(None, (Unanswered(own, why),), number, wall_s)
+        except Exception as error:
+            # A defect in comparing rows is told to readers, and does not end the task, with which the agent would end.
+            self._source.env.log.error("a stream's rows", table=told.name, error=repr(error), exc_info=error)
+            why = f"{told.name} cannot be compared: a defect in the agent ({type(error).__name__})"
+            is_news = told.publish(None, (Unanswered(own, why),), number, wall_s)
+        if is_news:
             self.number += 1
             self._turn()
         elif not was_known:

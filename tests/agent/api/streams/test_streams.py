@@ -249,6 +249,14 @@ async def test_a_list_that_cannot_be_read_is_not_shown_as_empty(rack: Rack) -> N
         assert [each["why"] for each in data["unanswered"]] == [
             "scheduler.jobs failed: a defect in the agent (ValueError)"
         ]
+    rack.hosts = [HOSTS[0], "no row"]  # type: ignore[list-item]
+    async with stream(rack.rig, "hosts") as reader:
+        _, data = await reader.next()
+        assert data["rows"] == {} and "a defect in the agent (AttributeError)" in data["unanswered"][0]["why"]
+        rack.hosts = list(HOSTS)
+        rack.rig.api.counts["hosts"] += 1
+        await reader.next()
+        assert len(reader.tables["hosts"]) == len(HOSTS), "it is read again"
 
 
 async def test_streams_end_when_the_agent_stops(rack: Rack) -> None:
