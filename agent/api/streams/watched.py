@@ -137,8 +137,8 @@ class Watched:
         except (Refused, NoLeader) as no:
             why = f"{no.what}: {no.why}" if isinstance(no, Refused) else str(no) or "no leader is known now"
             is_news = told.publish(None, (Unanswered(own, why),), number, wall_s)
-        except Exception as error:
-            # A defect in comparing rows is told to readers, and does not end the task, with which the agent would end.
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            # A defect in comparing rows is told to readers, and does not end the agent, as that of a task does.
             self._source.env.log.error("a stream's rows", table=told.name, error=repr(error), exc_info=error)
             why = f"{told.name} cannot be compared: a defect in the agent ({type(error).__name__})"
             is_news = told.publish(None, (Unanswered(own, why),), number, wall_s)
