@@ -77,7 +77,7 @@ def host() -> Iterator[BootedHost]:
         pytest.skip(f"no host can be booted here: {trouble}")
     with Laboratory(1, kind=BootedHost) as lab:
         (found,) = (host for host in lab.hosts.values() if isinstance(host, BootedHost))
-        typed(found, "useradd -m alice && useradd -m bob && groupadd rdma && usermod -aG rdma alice")
+        typed(found, "useradd -m alice && useradd -m bob && groupadd -f rdma && usermod -aG rdma alice")
         install([found], toml="[gpus]\nsimulated = 4\n")
         written(found, "/opt/owned.py", OWNED)
         written(found, "/opt/attack.py", ATTACK)
