@@ -79,30 +79,48 @@ class Fork:
 
 
 class Forks:
-    """The process that forks, and what it forked."""
+    """The process that forks, and what it forked. Once it has ended, the test that finds it so fails and says why, and
+    another one serves those that follow."""
 
     def __init__(self) -> None:
         self._made: list[Fork] = []
+        self._begin()
+
+    def _begin(self) -> None:
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115
         self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, __file__, str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
+                stderr=self._errors,
                 pass_fds=(theirs.fileno(),),
                 env={**os.environ, "PYTHONPATH": str(ROOT)},
             )
 
     def run(self, script: Path, *words: Any) -> Fork:
         """Run the script with these arguments; it is killed when this object is closed, or before."""
-        self._made.append(Fork(self._ours, script, words))
+        try:
+            self._made.append(Fork(self._ours, script, words))
+        except (BrokenPipeError, ConnectionResetError, ValueError) as error:
+            said = f"the process that forks ended: {self._end()}"
+            self._begin()
+            raise AssertionError(said) from error
         return self._made[-1]
+
+    def _end(self) -> str:
+        """End the process; its exit status, and what it wrote last to its standard error."""
+        self._ours.close()
+        status = self._process.wait(WITHIN_S)
+        written = os.pread(self._errors.fileno(), 1 << 16, 0).decode(errors="replace")[-3000:]
+        self._errors.close()
+        return f"exit status {status}, {written}"
 
     def close(self) -> None:
         for each in self._made:
             each.close()
-        self._ours.close()
-        self._process.wait(WITHIN_S)
+        self._end()
 
 
 # ---- the process that forks ------------------------------------------------------------------------------------------
