@@ -20,8 +20,10 @@ SCRIPT_BYTES_MAX = 1 << 20
 IMPORTS = re.compile(rb"^[ \t]*(?:import|from)[ \t]+covey\b", re.MULTILINE)
 OLDEST = (3, 11)
 ASKED = """
-import importlib.util, json, os, sys, sysconfig
-sys.path[:] = [sys.argv[1]] + [each for each in sys.path if each]
+import sys
+sys.path[:] = [each for each in sys.path if each]
+import importlib.util, json, os, sysconfig
+sys.path.insert(0, sys.argv[1])
 def has(name):
     try:
         found = importlib.util.find_spec(name)
@@ -36,7 +38,8 @@ print(json.dumps({
     "managed": sys.prefix == sys.base_prefix and os.path.exists(managed),
 }))
 """
-"""What that Python runs; any Python 3 can."""
+"""What that Python runs; any Python 3 can. What it imports itself comes from that Python alone: a `json.py` in the
+folder where `submit` is typed is not run."""
 
 
 def why_needed(spec: Mapping[str, Any], argv: Sequence[str], cwd: str) -> str:

@@ -169,8 +169,13 @@ def test_the_line_that_installs_works_for_each_kind_of_python() -> None:
     assert line(managed=True).startswith("/env/bin/python -m venv env && env/bin/pip install ")
 
 
-def test_a_python_that_has_it_lacks_nothing_and_one_that_is_none_is_not_known(tmp_path: Path) -> None:
+def test_a_python_that_has_it_lacks_nothing_and_one_that_is_none_is_not_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     environ = dict(os.environ, PYTHONPATH=str(ROOT))
+    for name in ("json", "sysconfig", "importlib"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('what lies where submit is typed was run')\n")
+    monkeypatch.chdir(tmp_path)
     assert covey_job.lacking(sys.executable, "--aggregate", str(tmp_path), environ) is None
     old = tmp_path / "old"
     old.write_text('#!/bin/sh\necho \'{"version": [3, 9], "missing": ["covey"], "pip": true, "managed": false}\'\n')
