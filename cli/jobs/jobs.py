@@ -13,6 +13,7 @@ import time
 from fnmatch import fnmatchcase
 from typing import Any
 
+from cli.client import USAGE, AgentctlError
 from cli.context import Context
 from cli.jobs.starting import starts_of
 from cli.lists import Listing, chosen, list_arguments, show, titles_of, watch_argument
@@ -72,6 +73,10 @@ def run(context: Context) -> int:
     if args.watch:
         from cli.watched import watch  # only where it is needed: agentctl's imports are a budget
 
+        if args.sort or args.limit:
+            why = "a list that is watched has all jobs that were asked for, in the order of the agent"
+            raise AgentctlError(USAGE, "jobs -w takes no --sort and no --limit", why, "agentctl jobs -w")
+        context.agent.get("jobs", limit=1, **said)  # a wrong filter is refused as in a list that is shown once
         return watch(context, "jobs", lambda _rows: LISTING, lambda job: is_wanted(context, job, mine is not None))
     columns = titles_of(context, LISTING)
     answer = context.agent.get("jobs", all=1 if args.all else None, mine=mine, sort=args.sort, limit=args.limit, **said)

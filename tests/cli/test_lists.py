@@ -149,6 +149,13 @@ def test_without_a_terminal_each_change_is_a_line_and_ctrl_c_ends_it(
         ("j1", "running"),
         ("j1", "done"),
     ]
+    for words in (("--sort", "time"), ("--limit", "3")):
+        code, _, err = run("jobs", "-w", *words)
+        assert code == 2 and "jobs -w takes no --sort and no --limit" in err
+    asked = [target for target, _ in rack.asked]
+    assert [each for each in asked if each.startswith("GET /v1/jobs?")] == ["GET /v1/jobs?limit=1"], (
+        "filters are checked"
+    )
     watching(monkeypatch, of_list(HOSTS, "host"), change({"gpu2": {"state": "gone"}}), change({}, ("gpu1",)))
     code, out, _ = run("hosts", "-w", "-o", "jsonl", "--filter", "state=gone,suspect")
     said = [json.loads(line) for line in out.splitlines()]
