@@ -147,14 +147,7 @@ class Agent:
     def stream(self, path: str, **query: object) -> Iterator[tuple[str, Any, str] | None]:
         """The server-sent events of a stream: name, data, id; None after `STREAM_TURN_S` without one. It ends when the
         agent ends it. AgentctlError where it is not opened, or breaks."""
-        address = self.address = self.address or self._awake(self.addresses)
-        connection = _connection(address, CONNECT_S)
-        try:
-            connection.connect()
-        except ssl.SSLError as error:
-            raise AgentctlError(FAILED, *tls.not_believed(address, error)) from None
-        except OSError as error:
-            raise self._nobody({address: error}) from None
+        address, connection = self._connected()
         with contextlib.closing(connection):
             try:
                 yield from _events(connection.sock, _target((path,), query), address)
@@ -173,14 +166,7 @@ class Agent:
             raise _not_trusted(address, error) or Gone("GET", address, error) from None
 
     def _ask(self, method: str, target: str, body: Mapping[str, Any] | None, timeout_s: float) -> Answer:
-        address = self.address = self.address or self._awake(self.addresses)
-        connection = _connection(address, CONNECT_S)
-        try:
-            connection.connect()
-        except ssl.SSLError as error:
-            raise AgentctlError(FAILED, *tls.not_believed(address, error)) from None
-        except OSError as error:
-            raise self._nobody({address: error}) from None
+        address, connection = self._connected()
         try:
             status, found = _exchange(connection, method, target, body, timeout_s)
         except TimeoutError:
@@ -196,6 +182,18 @@ class Agent:
         if "data" not in found:
             raise _no_agent(address, f"HTTP status {status} without data")
         return Answer(found["data"], found.get("host", ""), found.get("as_of_wall_s", 0.0), found)
+
+    def _connected(self) -> tuple[str, http.client.HTTPConnection]:
+        """The agent that is asked, and a connection to it. AgentctlError where there is none."""
+        address = self.address = self.address or self._awake(self.addresses)
+        connection = _connection(address, CONNECT_S)
+        try:
+            connection.connect()
+        except ssl.SSLError as error:
+            raise AgentctlError(FAILED, *tls.not_believed(address, error)) from None
+        except OSError as error:
+            raise self._nobody({address: error}) from None
+        return address, connection
 
     def _awake(self, addresses: Sequence[str]) -> str:
         """The first agent of these that answers at all: one that is stopped accepts connections and is silent."""
