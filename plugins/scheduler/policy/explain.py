@@ -343,7 +343,7 @@ def waits_for(
 
 
 def _whose_turn_is_first(row: Row, queue: int, first: Sequence[Row], order: OrderInForce) -> str:
-    """Which tenants without a quota have a job before this one, of such a tenant, because they had fewer GPUs; empty:
+    """Which tenants without a quota have a job before this one, of such a tenant, because it is their turn; empty:
     none of these. `first`: jobs ahead."""
     if order.quota(row.tenant) is not None:
         return ""
@@ -357,7 +357,7 @@ def _whose_turn_is_first(row: Row, queue: int, first: Sequence[Row], order: Orde
         and order.quota(other.tenant) is None
         and queue_of(other.attained_gpu_s, order.thresholds) == queue
     }
-    return f", since {' and '.join(sorted(tenants))} had fewer GPUs than {row.tenant}" if tenants else ""
+    return f", since it is the turn of {' and '.join(sorted(tenants))}" if tenants else ""
 
 
 def _when_others_sink(

@@ -152,4 +152,4 @@ def test_a_job_that_is_passed_by_another_tenants_is_told_so() -> None:
     rows = [row(1, "crowd", running=True), row(2, "crowd"), row(3, "late")]
     positions = QueuePositions(FairTurns(THRESHOLDS).ordered(ordered(rows, THRESHOLDS, {}, None, True), {}, None))
     said = explain.waits_for(JobId("j2"), positions, (), 1, explain.OrderInForce(THRESHOLDS, {}, None))
-    assert "2nd of the waiting jobs" in said and "ahead: j3 (late, 1 GPU), since late had fewer GPUs than crowd" in said
+    assert "2nd of the waiting jobs" in said and "ahead: j3 (late, 1 GPU), since it is the turn of late" in said
