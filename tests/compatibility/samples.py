@@ -233,7 +233,9 @@ def names() -> dict[str, list[str]]:
     python = [f"covey.{name}" for name in covey.__all__] + [f"covey.remote.{name}" for name in covey.remote.__all__]
     job = [f"covey.Job.{name}" for name in dir(covey.Job) if not name.startswith("_")]
     return {
-        "http": sorted(routes),
+        "http": sorted(
+            route for route in routes if not route.endswith((".js", ".css"))
+        ),  # parts of the page are its own
         "metrics": [metric.name for metric in declared()],
         "python": sorted([*python, *job]),
     }
