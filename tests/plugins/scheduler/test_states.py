@@ -58,7 +58,13 @@ def test_every_state_has_a_tone_and_is_named_where_programs_read_it(state: State
     assert f"`{state}`" in (ROOT / "plugins/views.py").read_text()
 
 
-def test_the_web_page_has_no_list_of_job_states() -> None:
-    """It reads `/states.json`, so it shows a new state in its colour without being touched."""
-    words = set(re.findall(r"\w+", (ROOT / "agent/api/page/page.js").read_text()))
-    assert words & {*STATES} == set()
+def test_the_web_page_takes_colours_from_the_agent_and_orders_every_state() -> None:
+    """Its parts that show a state know none by name: they read `/states.json`. Its queue has an order of those that are
+    not over, and its overview counts each of them."""
+    page = ROOT / "agent/api/page"
+    for part in ("page.js", "lib/widgets.js", "lib/virtual.js"):
+        assert set(re.findall(r"\w+", (page / part).read_text())) & {*STATES} == set()
+    order = re.search(r"const ORDER = \{(.*?)\}", (page / "views/lists.js").read_text())
+    assert order is not None and set(re.findall(r"(\w+):", order[1])) == {*STATES} - {*OVER}
+    counted = set(re.findall(r'job\.state === "(\w+)"', (page / "views/overview.js").read_text()))
+    assert counted == {*STATES} - {*OVER}
