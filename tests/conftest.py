@@ -1,5 +1,6 @@
 """What holds for every test: this machine may be noisy, and a failure must be repeatable."""
 
+import ctypes
 import gc
 import os
 from collections.abc import Iterator
@@ -13,6 +14,8 @@ from tools import again
 
 if os.environ.get("COVEY_COMPILED") and (used := install(look())).why:
     raise SystemExit(f"the byte path is interpreted: {used.why}; next: make compiled")
+
+PR_GET_CHILD_SUBREAPER = 37
 
 settings.register_profile(
     "noisy",
@@ -67,9 +70,17 @@ def _why(report: pytest.TestReport | pytest.CollectReport) -> str:
     return said[0][:200]
 
 
-@pytest.hookimpl(hookwrapper=True)
+@pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     """Limit a test in processor seconds: none fails because others use the machine too."""
     marker = item.get_closest_marker("cpu_seconds")
     with within_cpu(float(marker.args[0]) if marker else CPU_S):
         yield
+    assert not _adopts(), "this process adopts: what ends its strays would end what other tests have started"
+
+
+def _adopts() -> bool:
+    """Whether descendants of this process, which runs other tests too, become its children once their parents end."""
+    found = ctypes.c_int()
+    ctypes.CDLL(None).prctl(PR_GET_CHILD_SUBREAPER, ctypes.byref(found), 0, 0, 0)
+    return bool(found.value)

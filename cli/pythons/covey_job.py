@@ -38,8 +38,8 @@ print(json.dumps({
     "managed": sys.prefix == sys.base_prefix and os.path.exists(managed),
 }))
 """
-"""What that Python runs; any Python 3 can. What it imports itself comes from that Python alone: a `json.py` in the
-folder where `submit` is typed is not run."""
+"""What that Python runs; any Python 3 can. What it imports itself comes from that Python alone: nothing in
+the folder where `submit` is typed is run, whatever it is called."""
 
 
 def why_needed(spec: Mapping[str, Any], argv: Sequence[str], cwd: str) -> str:

@@ -191,6 +191,7 @@ def test_tables_that_go_from_rank_to_rank_under_way_cost_no_bit(ranks: Ranks, ne
     assert is_reference(ranks, 30)
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_an_error_that_nobody_expected_ends_the_wait(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
     """The thread that reads ends by it, so the script would wait for ever."""
 
@@ -198,7 +199,6 @@ def test_an_error_that_nobody_expected_ends_the_wait(ranks: Ranks, monkeypatch: 
         raise ValueError("not of this size")
 
     monkeypatch.setattr(LocalLink, "read_payload", refused)
-    monkeypatch.setattr(threading, "excepthook", lambda _: None)
     with pytest.raises((TensorError, ValueError), match="not of this size"):
         ranks.end(train(ranks, 1))
 

@@ -161,8 +161,13 @@ class Typed:
         return found
 
     async def until(self, word: bytes) -> None:
-        while word not in self.said[OUT]:
-            assert (await self.read()).code is None, self.said
+        async with asyncio.timeout(60.0):
+            while word not in self.said[OUT]:
+                assert (await self.read()).code is None, self.said
+
+
+async def _no_strays(grace_s: float) -> int:
+    return 0
 
 
 @asynccontextmanager
@@ -180,6 +185,9 @@ async def begun(directory: Path, *argv: str, terminal: bool = False, **more: Any
             kept_s=30.0,
             idle_s=0.0,
         )
+        # a session has a process of its own, whose children it ends; this process is pytest's
+        processes: Any = host.env.processes
+        processes.adopt, processes.end_strays = lambda: None, _no_strays
         typed = Typed(host.env, msgspec.structs.replace(config, **more))
         program = asyncio.create_task(session.run_session(host.env, typed.config))
         typed.program = program
@@ -234,7 +242,8 @@ async def test_a_terminal_has_its_size_and_its_keys_and_ends_with_the_shell(shor
         await typed.turn(rows=33, columns=111)
         await typed.type(b"PS1=; stty size\n")
         await typed.until(b"33 111")
-        await typed.type(b"sleep 50\n")
+        await typed.type(b"sh -c 'echo it sl\"\"eeps; exec sleep 50'\n")
+        await typed.until(b"it sleeps")  # a key typed before is the shell's own
         await typed.type(b"\x03echo code $?\n")
         await typed.until(b"code 130")
         await typed.turn(at=typed.at, ended=True)  # of a terminal that was lost
@@ -300,6 +309,7 @@ async def test_a_connection_to_a_port_carries_bytes_both_ways_and_others_ports_a
             writer.write(data)
             await writer.drain()
         writer.close()
+        await writer.wait_closed()
 
     server = await asyncio.start_server(echo, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
@@ -314,6 +324,7 @@ async def test_a_connection_to_a_port_carries_bytes_both_ways_and_others_ports_a
             answer = await asyncio.wait_for(stream.conversation.turn(sent), 5.0)
             back, at = back + b"".join(data for _, data in answer.parts), answer.taken
         assert back == typed
+        stream.close()
         with pytest.raises(Refused, match="another user"):
             await ports.connected(host.env, port, os.getuid() + 1)
         server.close()
