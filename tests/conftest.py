@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from agent.compiled.files import install, look
+from tests.families import examples
 from tests.limits import CPU_S, within_cpu
 from tools import again
 
@@ -22,7 +23,7 @@ settings.register_profile(
     deadline=None,  # speed is measured in benchmarks, never by a timed test
     suppress_health_check=[HealthCheck.too_slow],
     derandomize="CI" in os.environ,  # the gate tries the same examples each time; people look for new ones
-    max_examples=50 if "CI" in os.environ else 100,
+    max_examples=examples(100),
     print_blob=True,
 )
 settings.load_profile("noisy")

@@ -18,6 +18,7 @@ from covey.ports.env import Env
 from gossip.types import HostDown, HostUp, HostView, MemberAway, MemberSuspected, NameConflict, TableFull
 from plugins.facts import HostState
 from plugins.gossiped import Endpoints, LogNow, WrongNow
+from tests.families import in_gate
 
 A, B, C = HostId("a"), HostId("b"), HostId("c")
 OURS, THEIRS = b"our rack", b"another!"
@@ -252,6 +253,7 @@ def wrong(rack: SimRack, on: str) -> set[str]:
     return told
 
 
+@pytest.mark.long
 def test_hosts_that_each_lead_a_rack_say_so_and_what_they_advise_makes_one_rack() -> None:
     with SimRack(3, hosts=4, watched=False) as rack:
         for name in rack.hosts:
@@ -281,7 +283,7 @@ def test_hosts_that_each_lead_a_rack_say_so_and_what_they_advise_makes_one_rack(
         rack.until(lambda: set(rack.agents["h4"].log.voters) == {"h1", "h2"}, 10.0, "it votes")
 
 
-@pytest.mark.parametrize("copied", [False, True])
+@pytest.mark.parametrize("copied", in_gate(1, [True, False]))
 def test_two_machines_of_one_name_are_wrong_on_every_host_as_long_as_both_run(copied: bool) -> None:
     """`copied`: the second one has the first one's identity file as well, so its later boot pushes that one out."""
     with SimRack(3, hosts=4, watched=False) as rack:

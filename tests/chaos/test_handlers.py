@@ -53,6 +53,7 @@ def test_the_handlers_that_nobody_is_expected_to_enter_exist_and_each_has_a_reas
     assert all(len(why) > 20 for why in handlers.listed().values())
 
 
+@pytest.mark.long
 def test_a_soak_says_which_handlers_were_entered_and_which_never_were() -> None:
     asked = ("soak", "--handlers", "--story", "agent_killed", "--seeds", "1-2", "--cpu-seconds", "60")
     told = subprocess.run(

@@ -27,6 +27,7 @@ def test_a_variation_changes_one_fault_and_is_the_same_every_time() -> None:
     assert lengths == {-1, 0, 1}, "dropped, moved, added"
 
 
+@pytest.mark.long
 def test_states_are_counted_without_changing_the_story_and_another_one_shows_others() -> None:
     seen = Seen()
     assert tell("swarm", 2, until=20.0, seen=seen).story_hash == tell("swarm", 2, until=20.0).story_hash

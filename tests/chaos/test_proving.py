@@ -48,6 +48,7 @@ def test_tests_notice_a_planted_bug_and_the_tree_itself_is_untouched(tmp_path: P
     assert (proof.benches[0].folder / HEARD_ONCE.file).read_bytes() == before, "the bug is taken out again"
 
 
+@pytest.mark.long
 def test_the_simulator_notices_a_planted_bug(tmp_path: Path) -> None:
     (trial,) = Proof(tmp_path, [NO_TERMS], cpu_s=20, workers=1).run()
     assert trial.caught and trial.by_simulator.startswith("exit status")

@@ -23,9 +23,15 @@ from covey.core.ids import HostId, JobId
 from plugins.scheduler.machine.log import job_starts
 from plugins.scheduler.machine.log.job_table import JobTable
 from plugins.scheduler.messages.commands import Granted
+from tests.families import in_gate
 
-LONG = ("struck_in_eviction", "swarm_idle", "over_budget", "rolling_restart")
-"""Stories that last longer than their share of the gate; `tests/agent/test_away.py` has one like the last."""
+LONG = (
+    *("struck_in_eviction", "swarm_idle", "over_budget", "rolling_restart", "bytes_stopped", "files_damaged"),
+    *("borrower_away", "places_joined", "memory_measured", "hosts_replaced", "log_writer_killed", "rearranged"),
+    *("parity", "memory_short", "gang_upgraded", "closing_killed", "classes", "tables_moved", "lost_killed"),
+    *("environments", "voters_apart", "voters_grown", "idle_volume", "packs"),
+)
+"""Stories that take more than two processor seconds and have a shorter kin in the gate; `make soak` plays all."""
 DIRECTED = [name for name in held_stories() if name not in ("swarm", *LONG)]
 CHEAP = {"default_slabs": 4}
 """First seed of a story, where seed 1 takes too long."""
@@ -36,9 +42,9 @@ CHEAP = {"default_slabs": 4}
     [
         *((story, CHEAP.get(story, 1)) for story in DIRECTED),
         ("mischief", 2),
-        ("struck_in_eviction", 1601),
         ("swarm_idle", 807),
         *(pytest.param(story, 1, marks=pytest.mark.long) for story in LONG),
+        pytest.param("struck_in_eviction", 1601, marks=pytest.mark.long),
         *(pytest.param("rearranged", seed, marks=pytest.mark.long) for seed in range(2, 22)),
     ],
 )
@@ -53,13 +59,13 @@ def test_a_story_that_is_known_to_be_broken_is_broken(story: str) -> None:
     assert found_by([story], range(1, 9))
 
 
-@pytest.mark.parametrize("seed", range(1, 13))
+@pytest.mark.parametrize("seed", in_gate(4, range(1, 13)))
 def test_a_swarm_of_faults_breaks_nothing_that_must_hold(seed: int) -> None:
     told = tell("swarm", seed)
     assert told.steps > 1000
 
 
-@pytest.mark.parametrize(("story", "seed"), [("half_and_half", 4), ("half_and_half", 48), ("swarm", 23)])
+@pytest.mark.parametrize(("story", "seed"), in_gate(1, [("half_and_half", 48), ("half_and_half", 4), ("swarm", 23)]))
 def test_hosts_that_were_cut_off_while_their_job_moved_learn_of_it(story: str, seed: int) -> None:
     """Ranks there could still use the former aggregator, so none complained and the job hung for ever."""
     tell(story, seed)
@@ -70,13 +76,13 @@ def test_ranks_whose_agent_starts_again_before_it_knows_their_run_are_told_who_s
     tell("agent_killed", 90030)
 
 
-@pytest.mark.parametrize("seed", [2004, 2078])
+@pytest.mark.parametrize("seed", in_gate(1, [2004, 2078]))
 def test_ranks_that_started_are_not_said_to_have_ended_when_the_disk_fails_just_then(seed: int) -> None:
     """The ranks' GPUs were given to the next job while they still ran on them."""
     tell("swarm", seed)
 
 
-@pytest.mark.parametrize("seed", [602, 660])
+@pytest.mark.parametrize("seed", in_gate(1, [602, 660]))
 def test_a_rack_whose_disks_were_sick_finishes_its_jobs(seed: int) -> None:
     tell("swarm", seed)
 
@@ -106,7 +112,7 @@ def test_a_host_that_lends_what_was_closed_long_ago_holds_no_page() -> None:
     tell("swarm", 80670)
 
 
-@pytest.mark.parametrize("seed", [10, 13, 22])
+@pytest.mark.parametrize("seed", in_gate(1, [10, 13, 22]))
 def test_memory_is_not_used_again_while_an_ended_connection_may_still_send_it(seed: int) -> None:
     """One member of a mirrored slab was silent and the other acknowledged: what the first was sent, once it continued,
     was the next write by then. With sealed pages (seed 13), its lender was blamed for it."""
@@ -117,16 +123,20 @@ def test_a_log_that_was_lost_counts_once_its_host_says_so() -> None:
     tell("log_lost", 71107)
 
 
+@pytest.mark.long
 def test_pages_of_a_place_that_was_closed_survive_a_loss_of_power() -> None:
     tell("files_damaged", 6)
 
 
 @pytest.mark.parametrize(
     ("story", "seed"),
-    [
-        *(("lenders_paused", 313), ("mischief", 111), ("mischief", 24), ("mischief", 30), ("mischief", 46)),
-        *(("mischief", 71006), ("mischief", 300145), ("identity_older", 2)),
-    ],
+    in_gate(
+        2,
+        [
+            *(("identity_older", 2), ("lenders_paused", 313)),
+            *(("mischief", seed) for seed in (111, 24, 30, 46, 71006, 300145)),
+        ],
+    ),
 )
 def test_seeds_that_once_waited_in_vain_come_to_their_end(story: str, seed: int) -> None:
     """Earlier faults: a slab was not lent within its time; a page that was in both places of a disk was called damaged
@@ -137,7 +147,8 @@ def test_seeds_that_once_waited_in_vain_come_to_their_end(story: str, seed: int)
 
 
 @pytest.mark.parametrize(
-    ("story", "seed", "vary"), [("people", 8, 0), ("people", 13, 1), ("strangers", 26, 2), ("strangers", 28, 2)]
+    ("story", "seed", "vary"),
+    in_gate(1, [("people", 13, 1), ("people", 8, 0), ("strangers", 26, 2), ("strangers", 28, 2)]),
 )
 def test_people_and_strangers_find_nothing_again_where_they_did(story: str, seed: int, vary: int) -> None:
     """Earlier faults: a log that was whole in the kernel alone; a record of ranks that was deleted, since their state
@@ -268,6 +279,7 @@ def grant(rack: SimRack, job: JobId) -> None:
     process.spawn("mad", scheduler.queue_log.propose(Granted(wall_s=0.0, job=job, epoch=1, coordinator=HostId(leader))))
 
 
+@pytest.mark.long
 def test_ranks_that_nobody_stops_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     async def deaf(self: SupervisedRunner, job: JobId, epoch: int, grace_s: float, why: str) -> None:
         return
@@ -285,6 +297,7 @@ def test_a_log_that_is_not_synced_before_it_answers_is_found(monkeypatch: pytest
     assert found_by(["blackout"], range(1, 9))
 
 
+@pytest.mark.long
 def test_a_disk_that_forgets_pages_is_found_when_their_lender_dies(monkeypatch: pytest.MonkeyPatch) -> None:
     write_at = disk.WriteAt.finish
 

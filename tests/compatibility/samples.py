@@ -7,6 +7,7 @@ A sample is made once, from the types: then it is a file, which every later vers
 """
 
 import asyncio
+import functools
 import importlib
 import json
 import random
@@ -72,6 +73,7 @@ KEY, SECRET, NONCE = bytes(range(32)), b"s" * 16, b"n" * 16
 # ---- structs ---------------------------------------------------------------------------------------------------------
 
 
+@functools.cache
 def structs() -> dict[str, type[msgspec.Struct]]:
     """All Structs of the product, by name."""
     for package in ("covey", "gossip", "plugins", "agent"):
@@ -86,6 +88,7 @@ def structs() -> dict[str, type[msgspec.Struct]]:
 _OURS = ("covey", "gossip", "plugins", "agent")
 
 
+@functools.cache
 def tagged() -> dict[str, type[msgspec.Struct]]:
     """Structs that cross a wire or lie in the log under a tag, by the name of their class."""
     return {

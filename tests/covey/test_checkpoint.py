@@ -20,6 +20,7 @@ from covey.healing.machine import Boundary
 from covey.job.job_state import JobState, ScriptState, StopsAndSaves, saves_when_asked
 from covey.saves.asked_save import AskedSave
 from covey.tensors.numbers.arrays import Array
+from tests.families import examples
 
 ABOUT = Checkpoint(7, ('{"at": 3}', None, '"\\u00e9"'), "numpy")
 ARRAYS: dict[str, Array] = {
@@ -117,7 +118,7 @@ def test_a_byte_that_changed_is_found(path: Path) -> None:
         saved.arrays({})
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.binary(max_size=300), st.integers(0, 400))
 def test_whatever_is_in_a_file_is_read_or_refused(
     tmp_path_factory: pytest.TempPathFactory, data: bytes, at: int

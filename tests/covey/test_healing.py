@@ -24,6 +24,7 @@ from covey.tensors.numbers.handle import TensorHandle
 from covey.tensors.owner.leaving import LEAVE
 from covey.wire.job import AggregatorAt
 from covey.wire.sums import Serve
+from tests.families import in_gate
 from tests.plugins.aggregator.loopback import SECRET, AggdThread
 from tests.quiet import until_blocked
 
@@ -249,7 +250,9 @@ WHERE = ["before it pushes", "after a", "after b", "after c", "with its results"
 
 
 @pytest.mark.parametrize("where", WHERE)
-@pytest.mark.parametrize(("step", "gathers_max"), [(0, RANKS_MAX), (1, RANKS_MAX), (6, RANKS_MAX), (0, 2), (5, 2)])
+@pytest.mark.parametrize(
+    ("step", "gathers_max"), in_gate(2, [(1, RANKS_MAX), (5, 2), (0, RANKS_MAX), (6, RANKS_MAX), (0, 2)])
+)
 def test_a_rank_that_is_lost_anywhere_in_a_step_is_replaced(
     gang: HealingGang, where: str, step: int, gathers_max: int
 ) -> None:
@@ -306,7 +309,7 @@ def _without_state(gang: HealingGang, besides: int) -> int:
     return sum(not each.has_state for rank, each in gang.now.items() if rank != besides)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", in_gate(2, range(6)))
 def test_ranks_and_owners_that_die_at_any_time_leave_the_same_bits(tmp_path: Path, seed: int) -> None:
     draws = random.Random(seed)
     gang = HealingGang(tmp_path / "g", draws.choice([2, 3, 5]), tables=draws.choice([1, 2]), steps=30)
@@ -344,7 +347,7 @@ def test_own_state_that_changes_after_it_was_said_is_named_at_once(gang: Healing
         assert "own['state']['state'] at the end of step 0 is not what it was" in str(error), error
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", in_gate(2, range(6)))
 def test_all_ranks_stop_after_one_step_and_continue_with_the_same_bits(tmp_path: Path, seed: int) -> None:
     """Each rank hears in another step, and ranks and owners die meanwhile."""
     draws = random.Random(seed)

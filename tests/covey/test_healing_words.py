@@ -20,6 +20,7 @@ from covey.healing.state_pieces import About, encode_have, have_decoder
 from covey.healing.taking_over import HealingClosed
 from covey.tensors.aggregator.rounds import Tell, ToldByRank
 from covey.wire.checksum import crc32
+from tests.families import examples
 from tests.quiet import until_blocked
 
 
@@ -395,7 +396,7 @@ def test_what_is_too_large_to_be_kept_by_a_neighbour_is_refused_with_its_size() 
         healing.before_push(lambda: "x" * 70_000)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.integers(0, 20), st.integers(0, 1 << 32), st.binary(max_size=300))
 def test_whatever_other_ranks_say_ends_nothing(about: int, step: int, data: bytes) -> None:
     words = Words()

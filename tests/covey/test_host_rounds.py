@@ -30,6 +30,7 @@ from covey.tensors.same_host.shared_rounds import SharedRounds
 from covey.wire.job import AggregatorAt
 from covey.wire.sums import JobCounters, Serve
 from tests.covey.played_ranks import PlayedRanks, Script
+from tests.families import in_gate
 from tests.plugins.aggregator.harness import Tensor, contribution, initial, rate_in, reference
 from tests.plugins.aggregator.loopback import SECRET, AggdThread
 
@@ -155,7 +156,7 @@ def check(tensors: Sequence[Tensor], ranks: int, rounds: int, order: Order = "tr
 TENSORS = (Tensor("w", "model", (70_001,)), Tensor("g", "grad", (300, 1000)), Tensor("b", "grad", (7,)))
 
 
-@pytest.mark.parametrize("hosts", [(2, 2), (3, 1, 2), (1, 4), (2, 2, 2, 2), (5, 3)])
+@pytest.mark.parametrize("hosts", in_gate(2, [((2, 2),), ((3, 1, 2),), ((1, 4),), ((2, 2, 2, 2),), ((5, 3),)]))
 @pytest.mark.parametrize("order", ORDERS)
 def test_hosts_add_first_and_the_bits_are_those_of_one_process(
     tmp_path: Path, hosts: tuple[int, ...], order: Order

@@ -39,6 +39,7 @@ from covey.wire.page_pipe import PagePipe
 from covey.wire.splicing import LEAST_BYTES
 from covey.wire.sums import DropJob
 from plugins.aggregator.datapath.lanes.wire import SOCKET
+from tests.families import examples, in_gate
 from tests.plugins.aggregator.loopback import SECRET, AggdThread
 
 JOB, EPOCH = JobId("j1"), (1 << 32) + 1
@@ -178,7 +179,7 @@ def test_the_conversation_that_is_mutated_below_is_a_good_one(aggd: AggdThread) 
 
 
 @given(data=st.one_of(st.binary(min_size=1, max_size=300), st.integers(0, 2**32)), proven=st.booleans())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_random_and_mutated_bytes_at_the_unix_socket_never_stop_it(
     aggd: AggdThread, data: bytes | int, proven: bool
 ) -> None:
@@ -189,7 +190,7 @@ def test_random_and_mutated_bytes_at_the_unix_socket_never_stop_it(
     still_works(aggd)
 
 
-@pytest.mark.parametrize("proven", [False, True])
+@pytest.mark.parametrize("proven", in_gate(1, [True, False]))
 def test_descriptors_that_come_along_are_kept_by_nobody(aggd: AggdThread, tmp_path: Path, proven: bool) -> None:
     """The descriptors are files, sockets, pipes, the connection itself, and as many as a message takes."""
     still_works(aggd)
@@ -214,7 +215,7 @@ def test_descriptors_that_come_along_are_kept_by_nobody(aggd: AggdThread, tmp_pa
 
 
 @given(data=st.one_of(st.binary(min_size=1, max_size=200), st.integers(0, 1 << 31)))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 def test_who_is_no_lane_ends_its_own_connection_only(laneless: AggdThread, data: bytes | int) -> None:
     """The stranger sends any bytes to the socket of lanes, where it is taken for a lane."""
     aggd = laneless
@@ -264,7 +265,7 @@ class FalseAggregator:
         self._listener.close()
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", in_gate(1, range(4)))
 def test_a_rank_survives_whatever_an_aggregator_of_its_host_says(tmp_path: Path, seed: int) -> None:
     """The rank reports each useless connection, writes no result that was not whole, and goes to the next owner."""
     chance, before = random.Random(seed), open_files()
@@ -319,7 +320,7 @@ def test_pages_for_what_is_no_socket_are_an_error_and_no_descriptor_stays(tmp_pa
 
 
 @given(sizes=st.lists(st.integers(1, 100_000), max_size=6), takes=st.integers(500, 1 << 18))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 def test_pages_of_any_sizes_come_whole_through_a_pipe_however_little_is_taken(sizes: list[int], takes: int) -> None:
     ours, theirs = socket.socketpair()
     data = np.random.default_rng(sum(sizes)).integers(0, 256, sum(sizes) + 1, np.uint8)

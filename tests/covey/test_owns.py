@@ -23,6 +23,7 @@ from covey.healing.state_pieces import About, have_decoder
 from covey.tensors.aggregator.rounds import ToldByRank
 from covey.tensors.numbers.sum_order import Order
 from tests.covey.test_healing_words import Words, until, waits
+from tests.families import examples
 from tests.quiet import until_blocked
 
 PRINTABLE = st.text(st.characters(min_codepoint=1, max_codepoint=127), max_size=900)
@@ -35,7 +36,7 @@ def total(rows: list[Any]) -> bytes:
     return found
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.lists(st.tuples(PRINTABLE, PRINTABLE, st.booleans()), min_size=1, max_size=5), st.data())
 def test_what_each_rank_says_arrives_as_it_left(said: list[tuple[str, str, bool]], data: Any) -> None:
     """Characters are added as numbers, four in one; a part of the earlier state may stay unchanged."""

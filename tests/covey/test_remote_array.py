@@ -8,6 +8,7 @@ import pytest
 
 from covey.core.units import MIB
 from tests.covey.live_volume import STRANGER, LiveVolume, faults_are_possible, heard, scripted, tell, until
+from tests.families import in_gate
 
 pytestmark = [
     pytest.mark.rack,
@@ -59,7 +60,7 @@ print("all there")
 WORDS = 2 * MIB
 
 
-@pytest.mark.parametrize("killed", [True, False], ids=["killed", "without close"])
+@pytest.mark.parametrize("killed", in_gate(1, [True, False]), ids=["killed", "without close"])
 def test_a_script_that_ends_loses_nothing_that_it_wrote(killed: bool) -> None:
     with LiveVolume() as volume:
         with scripted(volume, HELD.format(words=WORDS, budget="2 MiB")) as script:
@@ -83,7 +84,7 @@ print("closed", flush=True)
 )
 
 
-@pytest.mark.parametrize("dies", ["vold", "slabd", "pager"])
+@pytest.mark.parametrize("dies", in_gate(1, ["pager", "vold", "slabd"]))
 def test_a_process_behind_an_array_dies_and_nothing_is_lost(dies: str) -> None:
     """The script notices nothing of it."""
     with LiveVolume() as volume:

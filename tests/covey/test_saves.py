@@ -35,6 +35,7 @@ from covey.saves.tensor_set import (
 from covey.tensors.numbers.updates import SGD, Adam
 from tests.covey.played_ranks import Script
 from tests.covey.test_host_rounds import gang
+from tests.families import examples
 from tests.plugins.aggregator.harness import Bench, Tensor, contribution, initial, rate_in, reference
 
 ADAM = Adam()
@@ -139,7 +140,7 @@ def test_a_step_that_is_copied_slowly_is_not_overwritten(tmp_path: Path, monkeyp
     asks=st.lists(st.tuples(st.integers(0, 20), st.integers(1, 6)), max_size=4),
     seed=st.integers(0, 2**32),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_ranks_save_the_same_steps_whatever_the_order_in_which_each_pushes(
     names: int, every: int | None, began: int, asks: list[tuple[int, int]], seed: int
 ) -> None:
@@ -396,7 +397,7 @@ def test_a_byte_that_changed_anywhere_is_seen(place: Path, flip: int | None) -> 
         max_leaves=20,
     )
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_no_list_makes_another_error_than_one_in_words(said: object) -> None:
     import json
 

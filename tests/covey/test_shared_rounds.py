@@ -30,6 +30,7 @@ from covey.tensors.same_host import memory as tensor_memory
 from covey.tensors.same_host.memory import TensorMemory
 from covey.tensors.same_host.shared_rounds import SharedRounds, SharedTensor
 from tests.covey.played_ranks import PlayedRanks
+from tests.families import examples
 from tests.plugins.aggregator.harness import Tensor, contribution, initial, reference
 from tests.plugins.aggregator.loopback import AggdThread
 from tests.quiet import until_blocked
@@ -78,7 +79,7 @@ def aggd(tmp_path: Path) -> Iterator[AggdThread]:
     running.finish()
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(
     ranks=st.integers(1, 7),
     order=st.sampled_from(ORDERS),
@@ -264,7 +265,7 @@ def test_a_page_that_was_overwritten_is_an_error_of_that_tensor() -> None:
     shared.close()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(seed=st.integers(0, 1 << 30), count=st.integers(1, 200))
 def test_garbage_in_the_memory_is_refused_or_told(seed: int, count: int) -> None:
     """Words of head, directory and a tensor's head are overwritten: a rank gets an error or its sum."""

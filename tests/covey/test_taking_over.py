@@ -36,6 +36,7 @@ from covey.healing.state_pieces import (
 )
 from covey.healing.taking_over import Recovered, TakingOver
 from covey.tensors.aggregator.rounds import Tell, ToldByRank
+from tests.families import examples
 from tests.quiet import until_blocked
 
 WITHIN_S = 10.0
@@ -372,7 +373,7 @@ def views(of: Iterable[bytes | bytearray]) -> list[memoryview]:
 
 
 @given(st.lists(st.integers(0, 3 * PIECE_BYTES), max_size=4), st.lists(st.integers(0, 9), min_size=1, unique=True))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 def test_all_pieces_come_whoever_answers(sizes: list[int], sources: list[int]) -> None:
     held, into = streams(sizes)
     fetch, now_s = PieceFetch(Which.STATE, Stream(views(into))), 0.0

@@ -14,6 +14,7 @@ from chaos.rackworld import SimRack
 from chaos.world.disk import SimFile
 from plugins.scheduler.machine.host.gpu_uses import IDLE_S
 from tests.docs.simulated_agentctl import agentctl
+from tests.families import in_gate
 
 PAGE = Path(__file__).parents[2] / "docs/guides/day-two.md"
 QUIET = {"cwd": "/", "gpus_per_worker": 1}
@@ -155,7 +156,7 @@ def sections() -> dict[str, str]:
     return dict(found)
 
 
-@pytest.mark.parametrize("heading", TROUBLES)
+@pytest.mark.parametrize("heading", in_gate(4, TROUBLES))
 def test_two_commands_show_the_cause_and_the_next_step(heading: str) -> None:
     _, lines, wanted = TROUBLES[heading]
     shown = transcript(heading)

@@ -10,6 +10,7 @@ from safetensors import safe_open
 
 from tests.covey.elastic_rig import ElasticProcesses
 from tests.covey.plain_processes import ROOT, PlainProcesses
+from tests.families import in_gate
 
 RANKS, BLOCKS = 4, 8
 WORDS = ("--check", "--blocks", str(BLOCKS), "--steps", "40", "--step-seconds", "0.01")
@@ -45,7 +46,7 @@ def loaded_and_moved(job: ElasticProcesses) -> tuple[int, int]:
     return sum(int(words[0]) for words in each), sum(int(words[1].removeprefix("moved=")) for words in each)
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", in_gate(2, SMALL))
 def test_an_application_finds_what_one_process_finds_whatever_changes(jobs: Jobs, name: str) -> None:
     """The applications of the papers. Reference: §3.4.1."""
     alone = jobs(name, 1)
@@ -64,7 +65,7 @@ def test_blocks_on_a_disk_change_no_bit(jobs: Jobs, tmp_path: Path, monkeypatch:
     assert f"of {BLOCKS} Blocks of 'data' in memory" in job.text() and str(tmp_path) in job.text()
 
 
-@pytest.mark.parametrize(("ranks", "processes"), [(1, 1), (4, 2)])
+@pytest.mark.parametrize(("ranks", "processes"), in_gate(1, [(4, 2), (1, 1)]))
 def test_a_job_that_is_asked_to_end_continues_with_the_same_bits(tmp_path: Path, ranks: int, processes: int) -> None:
     """Each rank draws random numbers of its own; one rank has nobody else who could tell them."""
     words = "--steps", "80", "--step-seconds", "0.01", "--width", "64"

@@ -9,6 +9,7 @@ import pytest
 
 from covey.core.units import MIB
 from tests.covey.live_volume import ROOT, LiveVolume, faults_are_possible
+from tests.families import in_gate
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 """Variables for one thread; they count before numpy is imported, which the script does not do here."""
@@ -34,7 +35,7 @@ def local() -> str:
 
 @pytest.mark.rack
 @pytest.mark.slow
-@pytest.mark.parametrize("forbid", [False, True], ids=["faults", "explicit"])
+@pytest.mark.parametrize("forbid", in_gate(1, [False, True]), ids=["faults", "explicit"])
 def test_features_in_remote_memory_are_those_in_local_memory(local: str, forbid: bool) -> None:
     if not forbid and not faults_are_possible():
         pytest.skip("this kernel gives no userfaultfd")

@@ -22,6 +22,7 @@ def living() -> Iterator[LivingRack]:
         yield living
 
 
+@pytest.mark.long
 def test_a_job_out_of_core_ends_with_the_same_weights_though_servers_are_killed(living: LivingRack) -> None:
     """Servers are ended by `kill -9` while they work: the volume's process, the pager's worker and a lender's slab
     process."""

@@ -93,6 +93,7 @@ def _is_gone(path: Path) -> bool:
     return stat.S_ISCHR(found.st_mode) and found.st_rdev == 0
 
 
+@pytest.mark.long
 def test_it_is_one_file_with_the_byte_path_units_manuals_and_completions(package: Path) -> None:
     assert package.name == f"covey_{VERSION}_{deb.architecture()}.deb"
     listed = subprocess.run(["dpkg-deb", "--contents", package], capture_output=True, text=True, check=True).stdout
@@ -126,6 +127,7 @@ def test_lintian_finds_no_error(package: Path) -> None:
     assert [line for line in found.stdout.splitlines() if line.startswith("E:")] == []
 
 
+@pytest.mark.long
 def test_from_apt_install_to_ready_to_a_job_to_purge(package: Path, host: BootedHost) -> None:
     """The whole life of an installation, in one test, since each part stands on the one before."""
     before = names(host)

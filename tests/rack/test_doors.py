@@ -15,6 +15,7 @@ from chaos.rack.agents import AgentRack, wait
 from chaos.rack.hosts import Host, Laboratory, why_not
 from tests.agent.api import visitor
 from tests.agent.api.visitor import IMPATIENT
+from tests.families import in_gate
 
 pytestmark = [
     pytest.mark.rack,
@@ -56,7 +57,7 @@ print(found.decode())
 
 
 @pytest.mark.parametrize("whose", ["another user of its host", "another host"])
-@pytest.mark.parametrize("agent", ["at work", "looks when they are gone"])
+@pytest.mark.parametrize("agent", in_gate(1, ["at work", "looks when they are gone"]))
 def test_however_visitors_of_a_real_agent_leave_nothing_is_changed(rack: AgentRack, whose: str, agent: str) -> None:
     gpu1, gpu2 = rack.hosts
     if whose != "another host" and os.geteuid() != 0:

@@ -55,6 +55,7 @@ def test_a_rank_that_hangs_before_its_part_of_a_sum_in_shared_memory(living: Liv
     assert "hang_in" in living.output(job, 0), "where it hangs"
 
 
+@pytest.mark.long
 def test_a_rank_behind_the_others_where_no_tensors_are_summed(living: LivingRack) -> None:
     why = failed(living, living.submit(SCRIPT, "step", "2", name="hanging", hang_s=HANG_S))
     assert "for rank 2" in why and "it is at step 10, and the others are at step 12 or later" in why
@@ -67,6 +68,7 @@ def test_a_gang_that_stands_still(living: LivingRack) -> None:
     assert all("hang_in" in living.output(job, rank) for rank in range(4)), "stacks of all"
 
 
+@pytest.mark.long
 def test_a_job_of_which_nothing_is_known_runs_on_and_says_so(living: LivingRack) -> None:
     body = {"argv": ["/bin/sleep", "8"], "gpus_per_worker": 1, "hang_s": 1.0, "cwd": "/"}
     job = str(living.agent().post("jobs", body=body).data["id"])

@@ -73,6 +73,7 @@ def test_ranks_that_are_killed_are_replaced_and_nobody_else_begins_anew(living: 
     assert said.count("rank replaced") == 6
 
 
+@pytest.mark.long
 def test_a_rank_and_the_owner_of_a_table_and_then_a_rank_and_its_agent_are_killed(
     living: LivingRack, undisturbed: str
 ) -> None:
@@ -107,6 +108,7 @@ def test_a_rank_that_is_stuck_is_replaced_and_stacks_are_kept(living: LivingRack
     assert "most recent call first" in living.output(job, 0), "where the others were"
 
 
+@pytest.mark.long
 def test_processes_of_an_elastic_job_come_and_go_and_are_killed(living: LivingRack, undisturbed: str) -> None:
     job = living.submit(EXAMPLES / "elastic.py", *OPTIONS, workers=1, workers_max=4)
     assert len(ranks(living, job)) == 1
@@ -134,6 +136,7 @@ def test_processes_of_an_elastic_job_come_and_go_and_are_killed(living: LivingRa
     assert (said.count("grew"), said.count("shrank"), said.count("rank replaced")) == (2, 2, 1), said
 
 
+@pytest.mark.long
 def test_jobs_that_are_preempted_save_by_themselves_and_end_with_the_same_bits(
     living: LivingRack, undisturbed: str
 ) -> None:
@@ -168,6 +171,7 @@ def owners(living: LivingRack, job: str) -> dict[str, str]:
     return {row["job"]: row["host"] for row in rows if row["job"].partition("/")[0] == job}
 
 
+@pytest.mark.long
 def test_shares_and_owners_of_an_elastic_job_change_while_it_runs(living: LivingRack, undisturbed: str) -> None:
     """A host without processes of the job can own its tables too; it only adds."""
     job = living.submit(EXAMPLES / "elastic.py", *OPTIONS, workers=2, workers_max=4)

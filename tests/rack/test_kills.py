@@ -22,6 +22,7 @@ from cli.client import Agent
 from cli.rack.files import RackHost
 from covey.core.units import MIB
 from covey.remote import RemoteMemory
+from tests.families import in_gate
 from tests.rack.living_rack import ENV, EXAMPLES, LivingRack, living_rack, wait
 
 pytestmark = [pytest.mark.rack, pytest.mark.xdist_group("rack")]
@@ -120,9 +121,7 @@ def victims(living: LivingRack, victim: str, job: dict[str, Any], borrower: str)
     return [(host, living.agentd(host))]
 
 
-@pytest.mark.parametrize(
-    "victim", [pytest.param("agent with workers", marks=pytest.mark.long), "lender", "agent of an owner", "leader"]
-)
+@pytest.mark.parametrize("victim", in_gate(2, ["lender", "leader", "agent of an owner", "agent with workers"]))
 def test_a_job_and_remote_memory_survive_kill_9_of_the(
     victim: str, living: LivingRack, expected: str, tmp_path: Path
 ) -> None:

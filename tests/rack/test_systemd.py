@@ -97,6 +97,7 @@ def test_a_token_is_good_once_and_a_refusal_writes_nothing(hosts: tuple[BootedHo
     assert token not in typed(first, "agentctl why host/gpu1")
 
 
+@pytest.mark.long
 def test_a_host_with_a_rack_of_its_own_joins_by_the_command_that_doctor_says(
     hosts: tuple[BootedHost, BootedHost],
 ) -> None:
@@ -311,6 +312,7 @@ def test_an_agent_that_dies_or_hangs_is_started_again(hosts: tuple[BootedHost, B
     up(second)
 
 
+@pytest.mark.long
 def test_state_that_cannot_be_trusted_keeps_it_down_and_says_why(hosts: tuple[BootedHost, BootedHost]) -> None:
     _, second = hosts
     typed(second, "systemctl stop covey; cp -a /var/lib/covey/identity /tmp; echo rot > /var/lib/covey/identity")

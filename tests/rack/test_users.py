@@ -243,6 +243,7 @@ def scrapes(folder: Path) -> list[str]:
     return [f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data"]
 
 
+@pytest.mark.long
 @pytest.mark.skipif(PROMETHEUS is None, reason="NO PROMETHEUS READ /metrics: it is not here (Debian: prometheus)")
 def test_a_prometheus_scrapes_agents_by_their_names_with_tls_and_without(rack: AgentRack, tmp_path: Path) -> None:
     gpu1, gpu2 = rack.hosts

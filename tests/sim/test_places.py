@@ -19,6 +19,7 @@ from sim.jobs.engine_baselines import engine_for
 from sim.jobs.engine_places import SKEWS, Floor, Placing
 from sim.jobs.trace import read_trace
 from sim.main import main
+from tests.families import examples
 
 TRACES = Path(__file__).parents[2] / "bench" / "traces"
 HEAD = "job_id,submit_time_s,num_gpus,duration_s"
@@ -123,7 +124,7 @@ asked = st.lists(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(asked, st.sampled_from(simulator.POLICIES), st.sampled_from([(3, 2), (2, 3), (6, 1), (1, 6)]))
 def test_hosts_alone_change_no_time(
     jobs: list[tuple[int, int, int, float | None]], policy: str, size: tuple[int, int]
@@ -149,7 +150,7 @@ class Watched(Engine):
             assert sum(placed.hosts.values()) == self.width[job]
 
 
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 @given(asked, st.sampled_from(["covey", "dlas", "las", "srtf", "srsf", "fifo"]), st.fractions(0, 3), st.integers(0, 3))
 def test_every_gang_is_somewhere_whole_and_does_all_its_work(
     jobs: list[tuple[int, int, int, float | None]], policy: str, slowdown: Fraction, cost_s: int

@@ -16,6 +16,7 @@ from sim.report import Wrong
 from sim.tuner import tuner
 from sim.tuner.cluster import Cluster, Job, Machine, Outcome, start_of
 from sim.tuner.file import read_cluster
+from tests.families import examples
 
 JOB = Job(Load(2e5, 284e6, 1e3), 2e9, 200, 100)
 HEAD = "host,compute_s_per_sample,nic_bytes_per_s"
@@ -80,7 +81,7 @@ def test_a_host_that_slows_down_gets_less_and_a_lost_one_nothing() -> None:
     assert [reason for _, event, reason in found.story if event == "HostLost"] == ["h1, worker", "h7, server"]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(seed=st.integers(0, 1 << 30))
 def test_the_samples_of_every_epoch_are_all_done_whatever_happens_to_hosts(seed: int) -> None:
     rng = random.Random(seed)

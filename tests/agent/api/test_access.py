@@ -18,6 +18,7 @@ from plugins.base import Plugin
 from plugins.registry import PLUGINS
 from plugins.views import EventLine, JobView, VolumeView
 from tests.compatibility.samples import sample
+from tests.families import examples
 
 ANNS, BOBS, AGENTS = OwnerUser("ann", ANN.uid), OwnerUser("bob", BOB.uid), OwnerUser()
 READER = msgspec.structs.replace(VISITOR, reads_all=True)
@@ -279,7 +280,7 @@ def test_words_of_an_event_are_for_the_owner_of_its_subject(subject: str, event:
     assert shown_to(ROOT, [line]) == shown_to(READER, [line]) == [line]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.integers(-1, 1 << 32), st.text(max_size=8), st.sampled_from(["operator", "user", "viewer"]),
        st.text(max_size=20) | st.sampled_from(EVERY), st.none() | st.builds(OwnerUser, st.text(max_size=8),
        st.none() | st.integers(-1, 1 << 32)))  # fmt: skip

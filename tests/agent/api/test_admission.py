@@ -22,6 +22,7 @@ from tests.agent.api.test_http import Rig, opened
 from tests.agent.api.visitor import ENDINGS, PATIENT
 from tests.agent.here import until
 from tests.covey.test_volume_users import as_user
+from tests.families import examples
 
 
 @pytest.fixture
@@ -190,7 +191,7 @@ def raw(path: str, data: bytes) -> str:
         return found.decode()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.text(max_size=60), st.text(max_size=20))
 def test_any_host_header_gets_an_answer(host: str, own: str) -> None:
     assert is_known_name(host, frozenset((own,))) in (True, False)

@@ -18,6 +18,7 @@ from covey.ports.env import Env
 from covey.ports.users import FixedUsers, User
 from plugins.askers import ASKER, Asker, OwnerUser
 from plugins.views import EventLine
+from tests.families import examples
 
 
 class GuardedFake:
@@ -208,7 +209,7 @@ _JSON = st.recursive(
 _FIELDS = st.sampled_from(["id", "volume", "uid", "tenant", "create", "by", "add", "remove", "job", "timeout_s"])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(
     st.sampled_from([*RULES, "none.such"]),
     st.sampled_from([ROOT, ANN, BOB, EVE, VISITOR]),

@@ -38,6 +38,7 @@ from plugins.facts import HostState, HostView
 from plugins.memory.service.metrics import SLAB_EVICTIONS, SLABS
 from plugins.views import ErrorView, HostRow, LeaderView, PluginHealth
 from tests.agent.api.test_metrics import read_back
+from tests.families import examples
 
 _BOMB = gzip.compress(b" " * (20 << 20))
 
@@ -541,7 +542,7 @@ def _mutate(data: bytes, changes: list[tuple[int, int]], length: int) -> bytes:
 def test_random_and_mutated_bytes_never_hurt_the_agent() -> None:
     sent: list[bytes] = []
 
-    @settings(max_examples=250, deadline=None)
+    @settings(max_examples=examples(250), deadline=None)
     @given(st.one_of(st.binary(max_size=200), _MUTATED))
     def gather(data: bytes) -> None:
         sent.append(data)

@@ -27,6 +27,7 @@ from agent.authority.certificates import (
 )
 from agent.authority.service import CONTEXTS_MAX, HostAuthority
 from agent.ports.clock import RealClock
+from tests.families import examples
 
 NOW_S = 1_800_000_000.0
 RACK, OTHER = authority_of(b"k" * 32), authority_of(b"o" * 32)
@@ -183,7 +184,7 @@ def test_what_names_no_user_or_more_than_one_names_nobody(attributes: list[tuple
 
 
 @pytest.mark.filterwarnings("ignore::cryptography.utils.CryptographyDeprecationWarning")
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.binary(max_size=60) | st.just(of_ann()), st.integers(0, 1 << 40), st.binary(min_size=1, max_size=4))
 def test_of_any_bytes_somebody_is_named_or_nobody_is(data: bytes, at: int, put: bytes) -> None:
     place = at % max(1, len(data))
@@ -217,7 +218,7 @@ def test_a_request_of_another_key_or_that_its_key_did_not_sign_is_none() -> None
     assert requested_key(" " * CSR_CHARACTERS_MAX + request()) is None
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.text(max_size=80) | st.just(request()), st.integers(0, 1 << 40), st.text(max_size=6))
 def test_of_any_text_a_key_is_asked_for_or_none_is(text: str, at: int, put: str) -> None:
     place = at % max(1, len(text))

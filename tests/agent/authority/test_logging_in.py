@@ -18,6 +18,7 @@ from chaos.rackworld import SimRack
 from covey.core.errors import Refused
 from plugins.askers import Asker
 from tests.agent.authority.test_certificates import request
+from tests.families import examples
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +74,7 @@ def test_what_is_no_number_of_days_is_refused(rack: SimRack, days: Any) -> None:
     assert no.value.code == 2 and no.value.next
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.text(max_size=60) | st.binary(max_size=20) | st.none() | st.integers() | st.lists(st.text(), max_size=2))
 def test_what_is_no_request_is_refused_in_three_lines(rack: SimRack, csr: Any) -> None:
     command = rack.agents["h1"].logins.commands()["agent.login"]

@@ -62,6 +62,7 @@ from plugins.base import JobPeer, RankSpec
 from plugins.facts import JobHooked, JobJoined, RankDisconnected, RankLeavesHere, RankWaitsInVain, StepTimed, TableUsed
 from tests.agent.here import Here, here, ranks, until
 from tests.agent.jobs.one_epoch import OneEpoch
+from tests.families import examples
 
 J1 = JobId("j1")
 FOUR = msgspec.structs.replace(ranks("j1", "x", count=2, epoch=3), world_size=4)
@@ -526,7 +527,7 @@ def mutated(data: bytes, rng: random.Random) -> bytes:
     return bytes(changed)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.one_of(st.binary(max_size=200), st.integers(0, 1 << 30)))
 def test_nothing_that_is_sent_to_it_harms_the_socket(short: str, attack: bytes | int) -> None:
     """Random bytes, and mutations of good conversations: afterwards an honest rank joins and is heard."""

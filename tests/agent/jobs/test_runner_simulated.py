@@ -32,6 +32,7 @@ from covey.wire.checked import load, seal
 from plugins.base import Program
 from plugins.facts import RanksEnded
 from tests.agent.here import ranks
+from tests.families import examples
 
 J1 = JobId("j1")
 
@@ -188,7 +189,7 @@ def test_where_no_supervisor_starts_the_ranks_end_in_words_and_nothing_runs_on(k
         assert len(launched) == LAUNCHES_MAX, "it is not tried for ever"
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.one_of(st.binary(max_size=80), st.integers(0, 1 << 30)))
 def test_no_record_however_damaged_keeps_the_runner_from_starting(attack: bytes | int) -> None:
     if isinstance(attack, int):

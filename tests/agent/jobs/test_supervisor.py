@@ -41,6 +41,7 @@ from covey.ports.processes import Command, ProcessId
 from covey.ports.streams import ByteStream
 from covey.wire.checked import seal
 from covey.wire.frames import FrameError, pack, read_frame, unpack
+from tests.families import examples
 
 J1 = JobId("j1")
 
@@ -639,7 +640,7 @@ def test_garbage_on_the_control_socket_harms_nothing(seed: int) -> None:
 
 
 @given(st.one_of(st.binary(max_size=100), st.integers(0, 1 << 30)))
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_a_damaged_state_file_or_frame_is_never_a_crash(attack: bytes | int) -> None:
     if isinstance(attack, int):
         rng = random.Random(attack)

@@ -25,6 +25,7 @@ from agent.ports.network.stream import DIRECT_BYTES, SPILL_BYTES
 from agent.program import JsonLog
 from covey.ports.streams import UNKNOWN_USER, ByteStream, Listener
 from tests.agent.here import LOOPS, Lines, both_loops, run_on, until
+from tests.families import examples
 
 LINES = Lines()
 PORT = SocketBytes(JsonLog(LINES, "debug"))  # type: ignore[arg-type]
@@ -64,7 +65,7 @@ async def read(stream: ByteStream, size: int) -> bytes:
 
 @pytest.mark.parametrize("loop", LOOPS)
 def test_bytes_arrive_in_order_whatever_the_sizes_of_writes_and_reads(loop: str) -> None:
-    @settings(max_examples=15, deadline=None)
+    @settings(max_examples=examples(15), deadline=None)
     @given(
         st.lists(st.integers(0, 3 * SPILL_BYTES), min_size=1, max_size=8),
         st.lists(st.integers(500, 2 * SPILL_BYTES), min_size=1, max_size=8),

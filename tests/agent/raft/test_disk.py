@@ -16,6 +16,7 @@ from agent.raft.policy import founders
 from chaos.crowds.memory_disk import MemoryDisk, PowerLost, run
 from covey.core.ids import HostId
 from tests.agent.raft.stage import entry, log_of
+from tests.families import examples
 
 FILE = f"{FOLDER}/log-00000001"
 
@@ -169,7 +170,7 @@ def written() -> tuple[MemoryDisk, list[int]]:
     return disk, ends
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(st.data())
 def test_a_file_cut_anywhere_gives_back_every_whole_write_or_is_refused(data: st.DataObject) -> None:
     disk, ends = written()
@@ -183,7 +184,7 @@ def test_a_file_cut_anywhere_gives_back_every_whole_write_or_is_refused(data: st
     assert [each.command for each in reread(disk).entries] == [f"e{n}".encode() for n in range(1, whole + 1)]
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.data())
 def test_a_file_changed_anywhere_is_refused_unless_the_damage_reaches_its_last_write(data: st.DataObject) -> None:
     disk, ends = written()

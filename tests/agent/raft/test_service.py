@@ -14,6 +14,7 @@ from covey.core.errors import NoLeader, OutcomeUnknown, Refused
 from covey.core.ids import HostId
 from plugins.base import ReplicatedLog
 from tests.agent.raft.rack import Rack, virtual
+from tests.families import in_gate
 from tests.virtual_time import play
 
 
@@ -303,7 +304,7 @@ async def test_stopping_lets_every_waiting_proposal_go() -> None:
             await asyncio.wait_for(asking, 1)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", in_gate(4, range(12)))
 @virtual
 async def test_through_kills_and_partitions_answers_are_true_and_commands_applied_once(seed: int) -> None:
     """Clients on all hosts; what they are told is compared with what the rack holds in the end."""

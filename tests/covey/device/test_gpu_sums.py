@@ -17,6 +17,7 @@ from covey.wire.sums import Serve
 from tests.covey.device import lab
 from tests.covey.forks import Forks
 from tests.covey.hooks.torch_jobs import NEEDS_TORCH
+from tests.families import in_gate
 from tests.plugins.aggregator.loopback import SECRET, AggdThread
 
 pytestmark = [
@@ -98,7 +99,7 @@ def test_ranks_of_a_job_on_one_host_add_on_their_devices_to_the_same_bits(forks:
     assert re.findall(r"pushed (\d+)", ours.texts[0]) == ["5"]
 
 
-@pytest.mark.parametrize("hosts", [(2, 2), (3, 1)], ids=str)
+@pytest.mark.parametrize("hosts", in_gate(1, [((3, 1),), ((2, 2),)]), ids=str)
 def test_hosts_whose_ranks_add_on_devices_send_the_same_sums(
     forks: Forks, tmp_path: Path, four: Trained, hosts: list[int]
 ) -> None:
@@ -111,6 +112,7 @@ def test_hosts_whose_ranks_add_on_devices_send_the_same_sums(
     assert ours.moves[0] > 10 and four.ways[0] == ["in host memory"] * 3
 
 
+@pytest.mark.long
 def test_a_host_that_adds_on_its_devices_beside_one_that_does_not(forks: Forks, tmp_path: Path, four: Trained) -> None:
     mixed = trained(forks, tmp_path / "mixed", (2, 2), FEW, COVEY_GPU_SUMS="0")
     assert mixed.ways[0] == ["copied from each GPU: COVEY_GPU_SUMS is 0"] * 3

@@ -9,6 +9,7 @@ from tests.covey.device import lab
 from tests.covey.hooks.torch_jobs import NEEDS_TORCH
 from tests.covey.test_torch_heal import Gangs, calm, disturbed
 from tests.covey.test_torch_heal import gangs as gangs
+from tests.families import in_gate
 
 pytestmark = [
     *NEEDS_TORCH,
@@ -25,7 +26,7 @@ def built() -> Iterator[None]:
 
 @pytest.mark.parametrize(
     ("kind", "steps", "after"),
-    [("lab-epochs", 24, [2, 9]), ("lab-steps", 12, [2, 6]), ("lab-models-gan", 24, [2, 5, 9])],
+    in_gate(1, [("lab-epochs", 24, [2, 9]), ("lab-steps", 12, [2, 6]), ("lab-models-gan", 24, [2, 5, 9])]),
 )
 def test_a_training_on_a_device_whose_ranks_are_killed_ends_with_the_same_bits(
     gangs: Gangs, kind: str, steps: int, after: list[int]

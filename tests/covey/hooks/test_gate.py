@@ -14,6 +14,7 @@ from tests.agent.here import until
 from tests.covey.agents import Agent, lease
 from tests.covey.hooks.flag_lags import flag_follows
 from tests.covey.hooks.torch_jobs import BURSTY, NEEDS_TORCH, SATURATED, WHOLE_HEAD, TorchRank, gate_folder, running
+from tests.families import in_gate
 
 pytestmark = NEEDS_TORCH
 
@@ -70,7 +71,7 @@ for at in range(60):
 """
 
 
-@pytest.mark.parametrize("waits", WAITS)
+@pytest.mark.parametrize("waits", in_gate(1, WAITS))
 async def test_the_flag_follows_what_the_script_does(agent: Agent, gate: str, tmp_path: Path, waits: str) -> None:
     """The flag is lowered when the script waits for anything, and raised when it continues."""
     script = "work(0.5)\n" + TELLS.replace("WAITS", WAITS[waits])
@@ -78,7 +79,7 @@ async def test_the_flag_follows_what_the_script_does(agent: Agent, gate: str, tm
     assert max(lags_ms[-1]) < 6, lags_ms
 
 
-@pytest.mark.parametrize("alone", [False, True])
+@pytest.mark.parametrize("alone", in_gate(1, [True, False]))
 async def test_time_without_work_is_reported_while_somebody_reads_the_flag(
     agent: Agent, gate: str, alone: bool
 ) -> None:
@@ -177,7 +178,11 @@ async def said(flag: FlagReader) -> int:
 
 
 @pytest.mark.parametrize(
-    "script", [pytest.param(THREADS, id="threads"), pytest.param(ISOLATED, id="python that reads no PYTHONPATH")]
+    "script",
+    [
+        pytest.param(THREADS, id="threads"),
+        pytest.param(ISOLATED, id="python that reads no PYTHONPATH", marks=pytest.mark.long),
+    ],
 )
 async def test_several_threads_share_one_share(agent: Agent, gate: str, script: str) -> None:
     path = SITE if script == THREADS else ""

@@ -17,6 +17,7 @@ from tests.agent.here import here, until
 from tests.covey.agents import Agent
 from tests.covey.hooks.torch_jobs import NEEDS_TORCH, WHOLE_HEAD, TorchRank, gate_folder, running
 from tests.covey.hooks.turns_host import TELL, Host, both_computed, changes, one_at_a_time
+from tests.families import in_gate
 
 pytestmark = NEEDS_TORCH
 TELLS = (
@@ -49,7 +50,7 @@ async def host(agent: Agent, tmp_path: Path) -> AsyncIterator[Host]:
     await made.close()
 
 
-@pytest.mark.parametrize("built", [True, False], ids=["operators", "modules"])
+@pytest.mark.parametrize("built", in_gate(1, [True, False]), ids=["operators", "modules"])
 async def test_two_scripts_that_only_have_hooks_compute_in_turns(host: Host, built: bool) -> None:
     """A host runs one COMP at a time, also of scripts that push nothing. Reference: §4.3.1."""
     for slot in range(2):

@@ -162,6 +162,7 @@ async def test_a_loop_that_joins_by_hand_is_seen_too(agent: Agent) -> None:
     assert {step.boundary for step in steps} == {"jitted call"} and steps[-1].step == 14
 
 
+@pytest.mark.long
 async def test_a_jax_without_its_hooks_trains_and_it_is_said(agent: Agent) -> None:
     """Another version of JAX may have other names where they are not public."""
     hide = "import sys, jax._src.api\n"

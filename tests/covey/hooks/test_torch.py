@@ -8,6 +8,7 @@ from tests.covey.agents import Agent
 from tests.covey.hooks import plain_scripts
 from tests.covey.hooks.plain_scripts import WITHOUT_COMPILER, printed
 from tests.covey.hooks.torch_jobs import NEEDS_TORCH
+from tests.families import in_gate
 
 pytestmark = NEEDS_TORCH
 HEAD = """
@@ -179,7 +180,7 @@ async def test_of_a_script_that_forks_one_process_counts(agent: Agent) -> None:
     assert numbers == sorted(set(numbers)) and all(step.step_s < 0.4 for step in steps)
 
 
-@pytest.mark.parametrize("script", [EVALUATES, ""], ids=["evaluates", "ends at once"])
+@pytest.mark.parametrize("script", in_gate(1, [EVALUATES, ""]), ids=["evaluates", "ends at once"])
 async def test_what_trains_nothing_has_no_steps(agent: Agent, script: str) -> None:
     assert await trained(agent, script) == []
 

@@ -16,6 +16,7 @@ from covey.kernel.pages import RankLimits
 from tests.agent.here import until
 from tests.covey.agents import Agent
 from tests.covey.hooks.torch_jobs import NEEDS_TORCH, running
+from tests.families import in_gate
 
 pytestmark = NEEDS_TORCH
 ROOT = Path(__file__).parents[3]
@@ -83,7 +84,7 @@ tell(bits=bits, used=used, demand=demand, limited=limited, turns=trained(turns, 
 @pytest.mark.parametrize(
     ("model", "compiled"),
     [
-        pytest.param("conv", False, id="conv-eager"),
+        pytest.param("conv", False, id="conv-eager", marks=pytest.mark.long),
         pytest.param("conv", True, id="conv-compiled"),
         pytest.param("transformer", False, id="transformer-eager"),
         pytest.param("transformer", True, id="transformer-compiled", marks=pytest.mark.long),
@@ -95,7 +96,7 @@ def test_losses_and_parameters_are_the_same_bits_under_any_limit(model: str, com
     assert {bits for bits, _ in told["limited"].values()} | {told["turns"][0]} == {told["bits"]}
 
 
-@pytest.mark.parametrize("model", ["conv", "transformer"])
+@pytest.mark.parametrize("model", in_gate(1, ["conv", "transformer"]))
 def test_what_does_not_fit_is_counted_in_host_memory(model: str) -> None:
     told = under_limits(model, False)
     _, stable_bytes, spill_bytes, retries = told["used"][-1]
@@ -122,6 +123,7 @@ tell(same=bits == limited, demand=demand, after=after[3:])
     assert all(peak < told["demand"] // 2 < spill for peak, _, spill, _ in told["after"])
 
 
+@pytest.mark.long
 def test_other_optimizers_train_the_same() -> None:
     told = script("""
 import functools

@@ -46,6 +46,7 @@ from gossip.types import (
     TableFull,
     identity,
 )
+from tests.families import examples
 
 ME = HostId("me")
 
@@ -876,7 +877,7 @@ said = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.lists(st.tuples(names, small, st.booleans(), st.lists(said, max_size=4), st.floats(0, 3)), max_size=30))
 def test_whatever_is_said_in_any_order_invariants_hold_and_no_host_grows_younger(
     story: list[tuple[str, int, bool, list[Message], float]],

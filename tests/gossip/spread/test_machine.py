@@ -26,6 +26,7 @@ from gossip.spread.machine import (
 )
 from gossip.spread.messages import AnyMessage, Delta, FactEntry, KnownVersion, Syn, Want
 from gossip.types import U63_MAX, SendDatagram, Sender, size
+from tests.families import examples
 
 BUDGET = 1100
 
@@ -228,7 +229,7 @@ anything = st.one_of(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.lists(anything, max_size=30))
 def test_whatever_happens_in_any_order_the_invariants_hold(story: list[Told | PeerUp | Published]) -> None:
     a = spread("a", "b", "c")

@@ -42,6 +42,7 @@ from covey.wire.job import AggregatorAt
 from covey.wire.sums import DropJob, GetStatus, NextOwner, RanksAway, Serve, answers
 from plugins.aggregator.datapath import job_sums, owner_links
 from plugins.aggregator.datapath.aggd import Aggd, AggdConfig
+from tests.families import examples
 from tests.plugins.aggregator.loopback import SECRET, AggdThread, OwnerThread
 from tests.virtual_time import play
 
@@ -386,7 +387,7 @@ def test_the_owner_before_is_heard_once_at_a_time_and_under_this_epoch_alone(
 
 
 @given(data=st.one_of(st.binary(max_size=200), st.integers(0, 2**32)))
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_random_and_mutated_conversations_never_stop_it(aggd: AggdThread, data: bytes | int) -> None:
     at = served(aggd)
     if isinstance(data, int):

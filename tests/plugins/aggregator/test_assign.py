@@ -22,6 +22,7 @@ from plugins.aggregator.policy.assign import (
 from plugins.aggregator.policy.cycle import Cycle, Share, cycle_of, grown, sound
 from plugins.aggregator.policy.pools import best_pool, free_of, need_of, pools_of
 from plugins.aggregator.policy.scale import OrphanedTensor, emptied, least_loaded
+from tests.families import examples
 
 
 def profile(name: str, period: int, *works: int, limit: Fraction = Fraction(1, 10)) -> AggregationProfile:
@@ -129,7 +130,7 @@ def minimum(jobs: list[AggregationProfile]) -> int:
 
 
 @given(jobs=profiles(most=3, tensors=2))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_at_most_one_aggregator_more_than_exhaustive_search_on_small_cases(jobs: list[AggregationProfile]) -> None:
     """Reference: §4.3.3.2, the integer program."""
     ordered = [profile(job.job, job.period_us, *sorted((t.work_us for t in job.tensors), reverse=True)) for job in jobs]

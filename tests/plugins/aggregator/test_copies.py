@@ -22,6 +22,7 @@ from covey.tensors.numbers.updates import SGD
 from covey.tensors.owner.speakers import Violation
 from covey.tensors.owner.sums import StateTransfer, TensorSum
 from plugins.aggregator.datapath.blocks.block_copies import COPIES_MAX, IncomingCopies, OutgoingCopies
+from tests.families import examples
 from tests.plugins.aggregator.harness import JOB, Bench, Owner, Tensor
 
 MODEL = Tensor("w", "model", (7, 3))
@@ -65,7 +66,7 @@ def test_a_model_that_is_handed_over_is_asked_of_no_rank(seed: int) -> None:
         st.tuples(st.integers(0, 250), st.sampled_from(["old", "new", "none"]), st.integers(0, 40)), max_size=4
     ),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 def test_whenever_it_is_handed_over_and_whoever_dies_the_bits_are_the_same(
     seed: int, hosts: list[int], part_bytes: int, moves: list[tuple[int, str, int]]
 ) -> None:
@@ -229,7 +230,7 @@ DECLARATIONS = [pack_declared(DECLARED), pack_declared(Declared("w", "model", (5
     ),
     late=st.sampled_from([(), (1,), (0, 1, 2)]),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_whatever_an_owner_says_a_sum_stays_sound(
     said: list[tuple[TensorOp, int, int, int, int]], late: tuple[int, ...]
 ) -> None:

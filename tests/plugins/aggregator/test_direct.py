@@ -22,6 +22,7 @@ from plugins.aggregator.machine.events import Keep
 from plugins.aggregator.messages import AggregatorSettings, Offer
 from plugins.aggregator.service import AggregatorService
 from plugins.views import AggregatorJobView
+from tests.families import in_gate
 from tests.plugins.aggregator.harness import Tensor
 from tests.plugins.aggregator.ranks import TENSOR, Job
 from tests.plugins.aggregator.test_service import settled_rack
@@ -178,7 +179,7 @@ def test_a_table_goes_home_from_another_ranks_hands() -> None:
         assert any("it is to be summed on h2" in reason for reason in said(rack, "tensors offered"))
 
 
-@pytest.mark.parametrize("host", HOSTS)
+@pytest.mark.parametrize("host", in_gate(1, HOSTS))
 def test_an_agent_that_restarts_finds_the_tables_of_its_rank_under_the_same_epoch(host: str) -> None:
     with direct_rack(60) as rack:
         job = Job(rack, HOSTS, cut=True, direct=True, rounds=120)
@@ -338,7 +339,7 @@ def test_the_ranks_of_an_earlier_run_own_nothing_of_the_next() -> None:
         assert not rows(rack) and not any(rack.hosts[host].find("aggd") for host in rack.hosts)
 
 
-@pytest.mark.parametrize("seed", range(70, 74))
+@pytest.mark.parametrize("seed", in_gate(2, range(70, 74)))
 def test_agents_die_in_turn_and_a_direct_job_does_not_notice(seed: int) -> None:
     with direct_rack(seed) as rack:
         job = Job(rack, HOSTS, rounds=80, cut=True, direct=True)

@@ -30,6 +30,7 @@ from plugins.aggregator.messages import (
     Retire,
 )
 from plugins.aggregator.policy import Candidate
+from tests.families import examples
 from tests.plugins.aggregator.play import G1, SECRET
 
 COORDINATOR = HostId("coordinator")
@@ -185,7 +186,7 @@ def after(seeds: Sequence[int], seconds: int) -> tuple[int, int]:
 
 
 @given(st.integers(0, 1 << 32))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 def test_whatever_comes_late_or_twice_all_hold_room_before_anything_is_handed_over(seed: int) -> None:
     """In the end each job is summed by one, and no room is held for nothing. Reference: §4.3.3.3, all or nothing."""
     after([seed], 120)

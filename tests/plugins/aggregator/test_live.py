@@ -12,6 +12,7 @@ from plugins.aggregator.machine.process_words import ProcessDown
 from plugins.aggregator.policy import scale
 from plugins.aggregator.policy.profile import profile_of
 from plugins.aggregator.policy.scale import OrphanedTensor
+from tests.families import examples
 from tests.plugins.aggregator.minirack import MiniRack
 
 
@@ -178,7 +179,7 @@ def play(rack: MiniRack, acts: list[tuple[str, int, int, int]]) -> None:
 
 @pytest.mark.parametrize(("loss", "disorder"), [(0.0, 0.0), (0.15, 0.0), (0.1, 0.2)])
 @given(seed=st.integers(0, 1 << 16), acts=st.lists(ACTS, max_size=12))
-@settings(max_examples=12, deadline=None, phases=[Phase.explicit, Phase.generate])
+@settings(max_examples=examples(12), deadline=None, phases=[Phase.explicit, Phase.generate])
 def test_after_any_sequence_of_offers_ends_and_kills_every_job_has_exactly_one_owner(
     loss: float, disorder: float, seed: int, acts: list[Any]
 ) -> None:

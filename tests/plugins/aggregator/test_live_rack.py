@@ -10,6 +10,7 @@ from covey.core.ids import JobId
 from plugins import facts
 from plugins.aggregator.plugin import PLUGIN
 from plugins.gossiped import AggregatorNow
+from tests.families import in_gate
 from tests.plugins.aggregator.ranks import Job
 
 QUICK = {
@@ -35,7 +36,7 @@ def owner_now(job: Job) -> str:
     return str(plugin.owner_of(job.name))
 
 
-@pytest.mark.parametrize("steps", [True, False])
+@pytest.mark.parametrize("steps", in_gate(1, [True, False]))
 def test_two_jobs_share_an_aggregator_and_a_third_is_refused_there(steps: bool) -> None:
     """With `steps` the script says when it made one, else its rounds are counted."""
     with quick_rack(31) as rack:
@@ -76,7 +77,7 @@ def test_a_coordinator_tells_what_its_jobs_tensors_are_and_who_sums_them() -> No
         assert assigned[-1].aggregator == job.owner() and assigned[-1].epoch == 1
 
 
-@pytest.mark.parametrize("seed", range(40, 44))
+@pytest.mark.parametrize("seed", in_gate(1, range(40, 44)))
 def test_jobs_that_are_moved_while_things_die_end_with_the_sums_of_one_process(seed: int) -> None:
     chance = random.Random(seed)
     with quick_rack(seed, scale_s=2.0, cycles_max=8) as rack:

@@ -46,6 +46,7 @@ from plugins.aggregator.messages import (
     WorkCounters,
     WorkOf,
 )
+from tests.families import examples
 from tests.plugins.aggregator.play import (
     G1,
     HIGH,
@@ -490,7 +491,7 @@ COORDINATOR = st.one_of(
 
 
 @given(st.lists(COORDINATOR, max_size=40))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_whatever_happens_a_coordinator_is_sound_and_offers_rising_epochs_of_its_own(events: list[Any]) -> None:
     play, last = Play(JobCoordinator(A, lambda size: bytes(size))), 0
     for event in events:
@@ -509,7 +510,7 @@ def test_whatever_happens_a_coordinator_is_sound_and_offers_rising_epochs_of_its
         st.one_of(heard_by(Owner), st.builds(Served, st.just(JOB), EPOCHS), st.just(ProcessDown("x"))), max_size=40
     )
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_an_owner_is_always_sound_and_never_serves_a_lower_epoch_after_a_higher(events: list[Any]) -> None:
     play, served = owner(), 0
     for event in events:
@@ -530,7 +531,7 @@ def test_an_owner_is_always_sound_and_never_serves_a_lower_epoch_after_a_higher(
         )
     )
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_whatever_happens_ranks_are_told_of_rising_epochs_only(events: list[Any]) -> None:
     play, told = directory(), 0
     for event in events:

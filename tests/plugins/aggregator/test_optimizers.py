@@ -12,6 +12,7 @@ from covey.tensors.numbers.tensor_wire import Declared, Type, key_of
 from covey.tensors.numbers.updates import SGD, Adam, Update
 from covey.tensors.owner.speakers import Violation
 from covey.tensors.owner.sums import StateTransfer, TensorSum
+from tests.families import examples
 from tests.plugins.aggregator.harness import Bench, Tensor
 
 UPDATES: tuple[Update, ...] = (
@@ -36,7 +37,7 @@ MOMENTUM, ADAM = UPDATES[2], UPDATES[4]
     breaks=st.lists(st.tuples(st.integers(0, 60), st.integers(0, 3)), max_size=4),
     type=st.sampled_from(("float32", "float16", "bfloat16")),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_any_optimizer_any_arrival_and_any_deaths_give_the_bits_of_the_same_lines(
     seed: int,
     update: Update,
@@ -206,7 +207,7 @@ def test_the_last_word_of_the_keeper_lets_the_others_have_it_once() -> None:
 
 
 @given(rank=st.integers(0, 3), round=st.integers(0, 3), part=st.integers(0, 6), data=st.binary(max_size=12))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_whatever_a_worker_says_an_optimizer_stays_sound(rank: int, round: int, part: int, data: bytes) -> None:
     tensor = TensorSum(Declared("w", "model", (4,), 8, update=ADAM, keeper=2), 3)
     for other in (0, 2):

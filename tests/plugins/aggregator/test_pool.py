@@ -29,6 +29,7 @@ from plugins.aggregator.machine.pool import (
 )
 from plugins.aggregator.policy.assign import AggregationProfile, Tensor
 from plugins.aggregator.policy.measured import MeasuredIterations, is_hurt, loss_measured, reverted
+from tests.families import examples
 
 
 def profile(name: str, period: int, *works: int, limit: Fraction = Fraction(1, 10)) -> AggregationProfile:
@@ -297,7 +298,7 @@ def events_of(drawn: object) -> list[Event]:
 
 
 @given(rules=RULES, drawn=EVENTS, limited=st.booleans())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_no_task_is_ever_on_two_aggregators_nobody_is_hurt_and_nothing_is_overfull(
     rules: PoolRules, drawn: list[Any], limited: bool
 ) -> None:
@@ -333,7 +334,7 @@ def test_no_task_is_ever_on_two_aggregators_nobody_is_hurt_and_nothing_is_overfu
 
 
 @given(rules=RULES, drawn=EVENTS)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_other_names_for_the_same_hosts_change_nothing_but_names(rules: PoolRules, drawn: list[Any]) -> None:
     names = [HostId(name) for name in ("z", "m", "a", "k")]
     other = dict(zip(HOSTS, names, strict=True))

@@ -13,6 +13,7 @@ from covey.tensors.numbers.updates import SGD
 from covey.tensors.owner.results import RankResults
 from covey.tensors.owner.speakers import Violation
 from covey.tensors.owner.sums import StateTransfer, TensorSum
+from tests.families import examples
 from tests.plugins.aggregator.harness import Bench, Tensor, contribution, reference
 
 MODEL = Tensor("w", "model", (7, 3))
@@ -31,7 +32,7 @@ def answered(bench: Bench, name: str, round: int) -> list[int]:
     kills=st.lists(st.integers(0, 400), max_size=4),
     order=st.sampled_from(ORDERS),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_any_arrival_any_part_size_and_any_deaths_give_the_same_bits(
     seed: int, hosts: list[int], part_bytes: int, kills: list[int], order: Order
 ) -> None:
@@ -47,7 +48,7 @@ def test_any_arrival_any_part_size_and_any_deaths_give_the_same_bits(
 
 
 @given(seed=st.integers(0, 2**32), breaks=st.lists(st.tuples(st.integers(1, 60), st.integers(0, 2)), max_size=8))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_connections_that_break_and_come_back_change_no_bit(seed: int, breaks: list[tuple[int, int]]) -> None:
     bench = Bench(seed, 3, BOTH, rounds=3)
     for steps, rank in breaks:
@@ -341,7 +342,7 @@ def test_contributions_are_such_that_another_order_would_show() -> None:
 
 
 @given(rank=st.integers(0, 4), version=st.integers(0, 3), part=st.integers(0, 6), data=st.binary(max_size=12))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_whatever_a_worker_says_a_sum_stays_sound(rank: int, version: int, part: int, data: bytes) -> None:
     tensor = TensorSum(Declared("w", "model", (4,), 8), 5)
     for other in range(4):

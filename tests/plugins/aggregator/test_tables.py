@@ -19,6 +19,7 @@ from plugins.aggregator.service.moves import move_of
 from plugins.aggregator.service.tables import JobTables
 from plugins.facts import HostView, JobPlaced, Place, TensorsSeen
 from plugins.gossiped import AggregatorNow
+from tests.families import in_gate
 from tests.plugins.aggregator.harness import Tensor
 from tests.plugins.aggregator.ranks import TENSOR, Job
 from tests.plugins.aggregator.test_service import aggd_of, settled_rack
@@ -250,7 +251,9 @@ def test_a_table_is_found_for_who_asks_first() -> None:
         job.finish()
 
 
-@pytest.mark.parametrize(("seed", "tensor"), [(32, TENSOR), (33, TENSOR), (34, TENSOR), (32, ADAM), (33, ADAM)])
+@pytest.mark.parametrize(
+    ("seed", "tensor"), in_gate(2, [(32, TENSOR), (33, ADAM), (33, TENSOR), (34, TENSOR), (32, ADAM)])
+)
 def test_owners_die_one_after_the_other_and_no_bit_is_lost(seed: int, tensor: Tensor) -> None:
     """No moment of an optimizer is lost either."""
     with settled_rack(seed) as rack:

@@ -28,6 +28,7 @@ from plugins.interleave.policy.regroup import rearranged
 from plugins.interleave.policy.rules import WEIGHTS
 from plugins.interleave.policy.schedule import schedule
 from plugins.interleave.policy.turn_order import turn_order
+from tests.families import examples
 
 HOSTS = [HostId(f"h{n}") for n in range(1, 9)]
 J1, J2, J3, J4 = (JobId(f"j{n}") for n in range(1, 5))
@@ -63,7 +64,7 @@ def test_jobs_on_the_same_hosts_are_a_group_and_a_chain_of_them_is_one() -> None
     ]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.lists(st.sets(st.integers(1, 8), min_size=1, max_size=4), min_size=1, max_size=6), st.randoms())
 def test_no_host_is_in_two_groups_of_a_pool_in_whatever_order_jobs_are_heard(
     sets: list[set[int]], rng: random.Random
@@ -142,7 +143,7 @@ def test_jobs_whose_rank_0_is_on_one_host_stay_together_and_each_such_host_count
             assert group.hosts >= len(group.jobs), "each rank 0 has a host of its own"
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.integers(0, 1 << 30))
 def test_where_nothing_binds_them_the_best_groups_are_those_of_all_groupings(seed: int) -> None:
     """Reference: §4.4.7 looks at all groupings of a few jobs."""
@@ -257,7 +258,7 @@ def test_what_is_not_worth_it_is_left_as_it_is(gain: float) -> None:
     assert "less than" in decision.words or "best that was found" in decision.words
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.integers(0, 1 << 30))
 def test_a_wish_is_always_one_that_the_log_can_take_and_raises_the_score(seed: int) -> None:
     rng = random.Random(seed)

@@ -25,6 +25,7 @@ from sim.groups.one_mind import (
     Shared,
     SubtaskReported,
 )
+from tests.families import examples
 
 A, B, C = JobId("a"), JobId("b"), JobId("c")
 HOSTS = [HostId(f"h{n:02}") for n in range(12)]
@@ -50,7 +51,7 @@ def test_one_job_computes_while_two_communicate() -> None:
     assert turns.handle(Finished(C), 0.0) == [Run(A, "comp")]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(seed=st.integers(0, 1 << 30))
 def test_turns_are_kept_whatever_is_asked(seed: int) -> None:
     rng = random.Random(seed)
@@ -289,7 +290,7 @@ def test_hosts_of_a_group_whose_last_job_ended_go_to_others() -> None:
     assert of.groups == {}
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(seed=st.integers(0, 1 << 30))
 def test_no_host_is_in_two_groups_whatever_happens_and_epochs_only_grow(seed: int) -> None:
     rng = random.Random(seed)
@@ -316,7 +317,7 @@ def test_no_host_is_in_two_groups_whatever_happens_and_epochs_only_grow(seed: in
                 epochs[each.group] = each.epoch
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(seed=st.integers(0, 1 << 30))
 def test_permutation_of_equal_hosts_changes_nothing(seed: int) -> None:
     """These jobs share the same number of hosts, whatever hosts are called."""

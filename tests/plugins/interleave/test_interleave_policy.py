@@ -17,6 +17,7 @@ from plugins.interleave.policy import assign, model, order, regroup
 from plugins.interleave.policy.exhaustive import exhaustive
 from plugins.interleave.policy.model import Group, JobProfile, Weights
 from plugins.interleave.policy.schedule import arranged, schedule
+from tests.families import examples
 
 W = Weights()
 profiles = st.lists(st.tuples(st.floats(1, 2000), st.floats(0.5, 60)), min_size=1, max_size=30)
@@ -52,7 +53,7 @@ def test_one_long_job_leaves_both_resources_idle() -> None:
     assert (used.cpu, used.net) == pytest.approx((0.6111, 0.5), abs=1e-4)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(figures=profiles, hosts=st.integers(1, 60))
 def test_the_number_of_groups_is_the_least_of_the_sum(figures: list[tuple[float, float]], hosts: int) -> None:
     """Reference: Algorithm 1, line 6."""
@@ -62,7 +63,7 @@ def test_the_number_of_groups_is_the_least_of_the_sum(figures: list[tuple[float,
     assert sums[assign.groups_best(work, net, hosts)] <= min(sums.values()) + 1e-6
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(figures=profiles, hosts=st.integers(1, 60), data=st.data())
 def test_hosts_are_given_one_at_a_time_to_who_needs_them_most(
     figures: list[tuple[float, float]], hosts: int, data: st.DataObject
@@ -86,7 +87,7 @@ def test_hosts_are_given_one_at_a_time_to_who_needs_them_most(
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(figures=profiles, hosts=st.integers(1, 40), group_max=st.sampled_from([None, 3]))
 def test_no_job_and_no_host_is_in_two_groups(
     figures: list[tuple[float, float]], hosts: int, group_max: int | None
@@ -101,7 +102,7 @@ def test_no_job_and_no_host_is_in_two_groups(
     assert found.score == pytest.approx(model.use_of_all(found.groups, hosts).score(W))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(figures=profiles, hosts=st.integers(1, 40))
 def test_the_schedule_is_never_worse_than_all_jobs_in_the_best_number_of_groups(
     figures: list[tuple[float, float]], hosts: int
@@ -133,7 +134,7 @@ def test_the_first_group_has_the_longest_jobs_and_the_next_one_the_next() -> Non
     assert group.tolist() == [2, 1, 1, 0, 2, 0]
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(figures=profiles, hosts=st.integers(1, 60), data=st.data())
 def test_every_group_has_one_of_the_longest_jobs(
     figures: list[tuple[float, float]], hosts: int, data: st.DataObject
@@ -160,7 +161,7 @@ def partitions(jobs: list[JobProfile]) -> list[list[list[JobProfile]]]:
     return found
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     st.lists(st.tuples(st.sampled_from([0, 4, 8, 30]), st.sampled_from([0, 1, 3, 8])), min_size=1, max_size=4),
     st.integers(1, 6),
@@ -336,7 +337,7 @@ def test_short_iterations_do_not_wait_for_long_ones_when_it_matters() -> None:
     assert score == pytest.approx(model.score_of(groups_found, 32, W))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(
     figures=st.lists(st.tuples(st.floats(1, 2000), st.floats(0.5, 60), st.floats(0, 5)), min_size=1, max_size=4),
     hosts=st.integers(1, 6),

@@ -17,6 +17,7 @@ from plugins.interleave.machine.pools import AGE_S, BACK_OFF_S, IDLE_REFUSALS, H
 from plugins.interleave.messages import ProfilesTold, ProfileTold, StepsMeasured
 from plugins.interleave.policy.decide import PoolView
 from plugins.interleave.policy.groups import groups_of
+from tests.families import examples
 from tests.plugins.interleave.racks import Rack
 
 J1, J2, J3, J4 = (JobId(f"j{n}") for n in range(1, 5))
@@ -273,7 +274,7 @@ def test_an_answer_to_another_wish_changes_nothing() -> None:
     assert not machine.handle(SecondBegan(), 2.0)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(st.integers(0, 1 << 30))
 def test_no_job_is_lost_and_no_host_has_two_orders_whatever_happens(seed: int) -> None:
     """Jobs come and end, hosts die, messages are late and lost."""

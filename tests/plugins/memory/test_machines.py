@@ -23,11 +23,12 @@ from plugins.memory.messages import (
 )
 from plugins.memory.policy.lending import Headroom
 from plugins.memory.policy.placement import LenderPeer
+from tests.families import examples
 from tests.plugins.memory.tale import ME, OTHERS, PAGE, SLAB
 
 
 @given(seed=st.integers(0, 10**6))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_whatever_happens_to_messages_no_slab_is_held_by_two_and_none_is_left_over(seed: int) -> None:
     """Messages are lost (and reported undelivered), arrive in any order, and some are handled though reported lost."""
     rng = random.Random(seed)

@@ -8,6 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from plugins.memory.datapath.doors.nbdwire import FUA, NO_HOLE, REQ_ONE, NbdCommand
+from tests.families import examples
 from tests.plugins.memory.nbd import SIZE, Client, exported
 from tests.plugins.memory.ports import PAGE, SHAPE
 from tests.plugins.memory.test_nbd_extents import EMPTY, STATUS, agreed, chunk, done, extents
@@ -104,7 +105,7 @@ def test_what_ends_within_a_page_is_read_and_told_as_it_was_written(lent: bool) 
         @example([(WRITE, [8 * PAGE, 9 * PAGE], 0, 5)], [[7 * PAGE, 8 * PAGE + 1], [9 * PAGE - 1, 10 * PAGE]])
         @example([(WRITE, [0, SIZE], 0, 5), (TRIM, [PAGE - 1, 2 * PAGE + 1], 0, 1)], [[PAGE - 2, 2 * PAGE + 2]])
         @example([(WRITE, [0, PAGE], 0, 5), (ZEROES, [512, 1024], 0, 1)], [[0, 512], [512, PAGE]])
-        @settings(max_examples=40)
+        @settings(max_examples=examples(40))
         def holds(changes: list[Change], looks: list[list[int]]) -> None:
             runner.run(play(client, changes, looks))
 

@@ -60,7 +60,7 @@ def test_of_a_process_killed_at_any_moment_no_torn_page_is_believed() -> None:
     rng, being_written = random.Random(7), 0
     reader, begun = os.pipe()
     for seed in range(1000):
-        if seed >= 150 and being_written:
+        if seed >= 50 and being_written:
             break
         store = a_store()
         store.register(lent())

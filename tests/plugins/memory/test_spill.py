@@ -13,6 +13,7 @@ from covey.wire import checked
 from covey.wire.checked import Damaged
 from plugins.memory.datapath.spill.spill import Spill
 from plugins.memory.datapath.spill.spill_writer import LeftRecords
+from tests.families import examples
 from tests.plugins.memory.ports import Bench, a_bench, soon
 from tests.plugins.memory.spilled import PAGE, PAGES, PLACES, SpillWorld, content, look, word
 from tests.quiet import quiet
@@ -425,7 +426,7 @@ async def test_what_lives_survives_any_number_of_compactions() -> None:
     sick=st.sampled_from([0.0, 0.0, 0.1]),
     drops=st.booleans(),
 )
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 def test_deaths_at_any_moment_lose_nothing_that_was_promised(
     seed: int, deaths: list[Death], slow: float, sick: float, drops: bool
 ) -> None:

@@ -24,6 +24,7 @@ from plugins.scheduler.messages.commands import (
     TakenBack,
     Upgraded,
 )
+from tests.families import examples
 from tests.plugins.scheduler.little import Little, replay
 
 H1, H2 = HostId("h1"), HostId("h2")
@@ -446,5 +447,5 @@ class AnyLife(RuleBasedStateMachine):
         assert not any(self.rack.queue.jobs[id].counts for id in asked), "who asked to be opportunistic stays so"
 
 
-AnyLife.TestCase.settings = hypothesis_settings(max_examples=60, stateful_step_count=40, deadline=None)
+AnyLife.TestCase.settings = hypothesis_settings(max_examples=examples(60), stateful_step_count=40, deadline=None)
 test_in_every_life_quotas_gangs_and_promises_hold = AnyLife.TestCase

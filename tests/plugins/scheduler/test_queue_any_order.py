@@ -39,6 +39,7 @@ from plugins.scheduler.messages.commands import (
 )
 from plugins.scheduler.messages.spec import JobOwner, JobSpec
 from plugins.scheduler.policy.carrying import carried_after, ending, shares_of, without
+from tests.families import examples
 
 H1, H2, H3 = HostId("h1"), HostId("h2"), HostId("h3")
 TENANTS = ("alice", "bob")
@@ -330,5 +331,5 @@ class AnyOrder(RuleBasedStateMachine):
             assert job.state not in HOLDING or job.grant.epoch > 0
 
 
-AnyOrder.TestCase.settings = hypothesis_settings(max_examples=120, stateful_step_count=50, deadline=None)
+AnyOrder.TestCase.settings = hypothesis_settings(max_examples=examples(120), stateful_step_count=50, deadline=None)
 test_in_any_order_of_commands_the_promises_hold_and_copies_agree = AnyOrder.TestCase

@@ -29,6 +29,7 @@ from plugins.scheduler.machine.host.reservations import (
 )
 from plugins.scheduler.machine.leader.shared_capacity import Sharing
 from plugins.scheduler.messages.wire import NotReserved, Release, Reserve, Reserved
+from tests.families import examples
 
 J1, J2 = JobId("j1"), JobId("j2")
 HOME, OTHER = HostId("coordinator"), HostId("other")
@@ -357,7 +358,7 @@ class AnyOrder(RuleBasedStateMachine):
             assert all(owners.get(gpu) == job for gpu in gpus), "what runs lost a GPU"
 
 
-AnyOrder.TestCase.settings = hypothesis_settings(max_examples=100, stateful_step_count=40, deadline=None)
+AnyOrder.TestCase.settings = hypothesis_settings(max_examples=examples(100), stateful_step_count=40, deadline=None)
 test_in_any_order_no_gpu_is_held_twice_and_what_runs_keeps_its_own = AnyOrder.TestCase
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from covey.core.errors import Refused
 from plugins.scheduler.policy.settings import SchedulerSettings
+from tests.families import in_gate
 from tests.plugins.scheduler.rack import Rack, until
 from tests.virtual_time import play
 
@@ -118,7 +119,7 @@ class Storm:
         return all(job.over for job in jobs.values())
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", in_gate(12, range(40)))
 def test_after_a_storm_every_job_has_ended_and_every_gpu_is_free(seed: int) -> None:
     storm = Storm(seed)
     play(storm.play())

@@ -30,6 +30,7 @@ from plugins.scheduler.messages.commands import (
     TimeLimitSet,
 )
 from plugins.scheduler.messages.spec import JobOwner, JobSpec, SpecError
+from tests.families import examples
 from tests.plugins.scheduler.little import Little
 
 
@@ -300,7 +301,7 @@ def test_an_array_that_cannot_be_is_refused_in_words(text: str, said: str) -> No
 parts = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 12), st.integers(1, 4)), min_size=1, max_size=4)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(parts, st.lists(st.tuples(st.integers(0, 80), st.integers(0, 20)), max_size=4))
 def test_tasks_have_one_place_each(given: list[tuple[int, int, int]], meant: list[tuple[int, int]]) -> None:
     text = ",".join(f"{first}-{first + length}:{step}" for first, length, step in given)

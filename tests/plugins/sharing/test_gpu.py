@@ -31,6 +31,7 @@ from plugins.sharing.machine.events import (
 from plugins.sharing.messages import Report
 from plugins.sharing.policy import lease
 from plugins.sharing.policy.ladder import Rates
+from tests.families import examples
 from tests.plugins.sharing.gpu_rack import Rack, kinds, state
 
 
@@ -234,7 +235,7 @@ events = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.lists(st.tuples(events, st.sampled_from([0.0, 0.05, 1.0, 6.0, 40.0])), max_size=60))
 def test_acknowledged_limits_never_exceed_the_device_and_no_job_can_stop_for_ever(
     told: list[tuple[GpuEvent, float]],
@@ -270,7 +271,7 @@ def test_each_trial_of_a_job_that_finishes_nothing_lasts_a_minute() -> None:
     assert all(59 < later - before < 63 for before, later in pairwise(ended)), ended
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(st.permutations(["a", "b", "c"]), st.integers(1, 20), st.integers(0, 2))
 def test_equal_jobs_in_another_order_get_the_same_limits(order: list[str], gib: int, guaranteed_first: int) -> None:
     def limits(names: list[str]) -> list[tuple[float, float, float, float | None]]:

@@ -11,6 +11,7 @@ from plugins.sharing.machine.rivals import Naive, SpreadLadder, Throttle
 from plugins.sharing.policy.interference import TOLERANCE, StepSamples
 from plugins.sharing.policy.ladder import FREE, STOPPED, U_START
 from plugins.sharing.policy.rivals import Aimd, Tgs
+from tests.families import examples
 
 ALONE_S, IDLE_S = 0.022, 0.012
 
@@ -216,7 +217,7 @@ def test_without_an_idle_flag_the_ladder_is_a_throttle() -> None:
     assert job.ladder.passed(job.now_s + 50, busy=False) is None
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     st.lists(
         st.one_of(

@@ -99,6 +99,7 @@ async def pair(host: LiveHost, guaranteed: tuple[str, ...], other: tuple[str, ..
     await until(lambda: host.state() in ("baseline", "run", "verify"), 120.0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("guaranteed", "other", "fixed"),
     [

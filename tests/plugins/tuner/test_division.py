@@ -21,6 +21,7 @@ from plugins.tuner.policy.division import (
     step_s,
 )
 from plugins.tuner.policy.search import equal_both, equal_split, equal_split_of_fixed_batch
+from tests.families import examples
 
 H = [HostId(f"h{n}") for n in range(8)]
 MB = 1e6
@@ -35,7 +36,7 @@ paces = st.lists(
 ).map(lambda all: [HostPace(H[at], *each) for at, each in enumerate(all)])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(paces, st.integers(2, 6), st.integers(1, 4), st.floats(1e4, 1e9))
 def test_no_division_of_all_is_shorter(hosts: list[HostPace], ranks: int, tables: int, size: float) -> None:
     """Within the slack that keeps ranks and tables where they are. Reference: §3.2.3."""

@@ -25,6 +25,7 @@ from plugins.tuner.machine.figures import Figure
 from plugins.tuner.policy.cost import Load
 from plugins.tuner.policy.plan import Configuration
 from plugins.tuner.policy.steps import Add, Move, Recover, Start
+from tests.families import examples
 
 H = [HostId(f"h{n}") for n in range(8)]
 FAST = Available("fast", 1.25e8)
@@ -379,7 +380,7 @@ def test_a_host_that_is_being_added_is_not_added_twice() -> None:
     assert (len(of.data[H[2]]), len(of.model[H[2]])) == (6, 1)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(seed=st.integers(0, 1 << 30))
 def test_every_prefix_of_a_plan_with_a_loss_at_any_point_leaves_one_owner_per_block(seed: int) -> None:
     rng = random.Random(seed)
@@ -414,7 +415,7 @@ def test_every_prefix_of_a_plan_with_a_loss_at_any_point_leaves_one_owner_per_bl
     assert not any(of.orphans.values())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(seed=st.integers(0, 1 << 30))
 def test_whatever_happens_every_block_has_one_owner(seed: int) -> None:
     rng = random.Random(seed)

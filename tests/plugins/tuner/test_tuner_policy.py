@@ -11,6 +11,7 @@ from covey.core.ids import HostId
 from plugins.tuner.policy import blocks, cost, gain, plan, search
 from plugins.tuner.policy.cost import HostCosts, Load
 from plugins.tuner.policy.steps import Add, Delete, Move, Role, Start, Step, Stop, Switch
+from tests.families import examples
 
 LOAD = Load(samples=2e6, model_bytes=284e6, batch=1e4)
 rates = st.floats(1e7, 2e9)
@@ -48,7 +49,7 @@ def test_an_epoch_of_given_shares_waits_for_the_slowest_server_and_slowest_worke
     assert two == pytest.approx(50 * (2.0 + 2 * (50 / 10) / 10)), "each server serves two, and the slow worker is later"
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(figures=clusters, model=st.floats(1e6, 3e9), batch=st.floats(100, 1e5))
 def test_both_searches_find_the_optimum_of_all_assignments(
     figures: list[tuple[float, float]], model: float, batch: float
@@ -79,7 +80,7 @@ def test_descent_needs_exchanges_and_several_starts(seed: int, why: str) -> None
     assert not found.exact and found.epoch_s <= search.exhaustive(load, hosts) * 1.001, why
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(figures=clusters, shares=st.lists(st.floats(0.01, 1), min_size=18, max_size=18))
 def test_no_other_shares_for_the_same_roles_are_faster(figures: list[tuple[float, float]], shares: list[float]) -> None:
     found = search.best(LOAD, hosts_of(figures))
@@ -90,7 +91,7 @@ def test_no_other_shares_for_the_same_roles_are_faster(figures: list[tuple[float
     assert cost.epoch_of_shares(LOAD, workers, servers, data, model) >= found.epoch_s * (1 - 1e-9)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(figures=clusters, seed=st.integers(0, 999), limit=st.sampled_from([0, 1 << 19]))
 def test_the_order_of_the_hosts_and_permuting_equal_ones_change_nothing(
     figures: list[tuple[float, float]], seed: int, limit: int
@@ -103,7 +104,7 @@ def test_the_order_of_the_hosts_and_permuting_equal_ones_change_nothing(
     assert search.best(LOAD, renamed, counts_max=limit).epoch_s == search.best(LOAD, hosts, counts_max=limit).epoch_s
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(figures=clusters, limit=st.sampled_from([0, 1 << 19]))
 def test_the_best_split_is_never_worse_than_an_even_one(figures: list[tuple[float, float]], limit: int) -> None:
     hosts = hosts_of(figures)
@@ -184,7 +185,7 @@ def wanted_by(roles: list[Role | None], now: plan.Configuration, rng: random.Ran
     return plan.Target(names, *counts)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     state=states,
     roles=st.lists(st.sampled_from(["worker", "server", None]), min_size=1, max_size=8),

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from sim.vectors.main import load_handlers, main, schema_of
 from sim.vectors.types import differs
+from tests.families import examples
 
 ROOT = Path(__file__).parents[3]
 VECTORS = ROOT / "tests" / "vectors"
@@ -199,7 +200,7 @@ KNOWN = sorted(set(load_handlers()[0]) - {"2das_traces"})
 
 
 @pytest.mark.parametrize("name", KNOWN)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(data=st.data())
 def test_no_case_however_wrong_stops_the_others(name: str, data: st.DataObject) -> None:
     """A wrong case passes, or fails with a reason; the next one is replayed."""

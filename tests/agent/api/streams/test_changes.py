@@ -29,6 +29,7 @@ from plugins.views import (
 )
 from tests.agent.api.test_access import a_job
 from tests.compatibility.samples import sample
+from tests.families import examples
 
 HOST = HostRow(HostId("h"), "alive", 0.5, "a:1", False, 9.0)
 GPU = GpuRow(HostId("h"), 0, "u", "m", 100, 50, 0.5, None, False, 0.0)
@@ -65,7 +66,7 @@ def without_time(rows: Mapping[str, Any]) -> dict[str, Any]:
     return {key: {field: value for field, value in row.items() if field not in TIME} for key, row in found.items()}
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.lists(st.tuples(lists, st.sets(st.sampled_from("abc"))), max_size=12), st.sampled_from([1, 2, 4096]))
 def test_snapshot_and_changes_together_are_the_list_whoever_read_when(
     story: list[tuple[dict[str, HostRow], set[str]]], gone_max: int
