@@ -13,6 +13,7 @@ what lies in one page is of one version; a cell that lies in two may be of two, 
 failed.
 """
 
+import functools
 import struct
 import zlib
 from collections.abc import Callable
@@ -43,8 +44,7 @@ class Cells:
         return len(self._loose)
 
     def content(self, cell: int, version: int) -> bytes:
-        body = bytes([(cell * 7 + version * 13) % 255 + 1]) * (self.cell_bytes - _HEAD.size)
-        return _HEAD.pack(self._key, cell, version, zlib.crc32(body, self._key ^ cell ^ version)) + body
+        return _content(self._key, self.cell_bytes, cell, version)
 
     # ---- writes ----
 
@@ -109,3 +109,10 @@ class Cells:
             if not any((cell, version) in self._zeros for version in self._found_later(cell, least)):
                 at = cell * self.cell_bytes
                 self._stale(f"bytes from {at} on of {self.volume} are called zeros; version {least} was acknowledged")
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _content(key: int, cell_bytes: int, cell: int, version: int) -> bytes:
+    """What a version of a cell holds, remembered: a check compares it with each read."""
+    body = bytes([(cell * 7 + version * 13) % 255 + 1]) * (cell_bytes - _HEAD.size)
+    return _HEAD.pack(key, cell, version, zlib.crc32(body, key ^ cell ^ version)) + body

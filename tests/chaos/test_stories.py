@@ -29,7 +29,8 @@ LONG = (
     *("struck_in_eviction", "swarm_idle", "over_budget", "rolling_restart", "bytes_stopped", "files_damaged"),
     *("borrower_away", "places_joined", "memory_measured", "hosts_replaced", "log_writer_killed", "rearranged"),
     *("parity", "memory_short", "gang_upgraded", "closing_killed", "classes", "tables_moved", "lost_killed"),
-    *("environments", "voters_apart", "voters_grown", "idle_volume", "packs"),
+    *("environments", "voters_apart", "voters_grown", "idle_volume", "packs", "struck_in_change", "half_and_half"),
+    *("mirrored", "links_cut", "disk_refuses", "calm", "lender_killed"),
 )
 """Stories that take more than two processor seconds and have a shorter kin in the gate; `make soak` plays all."""
 DIRECTED = [name for name in held_stories() if name not in ("swarm", *LONG)]
@@ -41,7 +42,7 @@ CHEAP = {"default_slabs": 4}
     ("story", "seed"),
     [
         *((story, CHEAP.get(story, 1)) for story in DIRECTED),
-        ("mischief", 2),
+        pytest.param("mischief", 2, marks=pytest.mark.long),
         ("swarm_idle", 807),
         *(pytest.param(story, 1, marks=pytest.mark.long) for story in LONG),
         pytest.param("struck_in_eviction", 1601, marks=pytest.mark.long),

@@ -10,6 +10,7 @@ from chaos.rackworld import SimRack
 from chaos.stories import train
 from chaos.story import ended, tell
 from covey.core.errors import Refused
+from tests.families import in_gate
 
 
 def change(rack: SimRack, on: str, add: str = "", remove: str = "") -> str:
@@ -127,7 +128,7 @@ def test_a_host_that_is_away_or_unknown_is_no_voter() -> None:
             change(rack, "h1", add="h4")
 
 
-@pytest.mark.parametrize("seed", [*range(1, 9), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(9, 61))])
+@pytest.mark.parametrize("seed", in_gate(3, range(1, 61)))
 def test_the_leader_adds_two_voters_one_by_one_whatever_fails(seed: int) -> None:
     tell("voters_grown", seed)
 

@@ -80,6 +80,7 @@ def there(rack: SimRack, name: str) -> list[int]:
     return [process.id.pid for program in ("aggd", "slabd") for process in rack.hosts[name].find(program)]
 
 
+@pytest.mark.long
 def test_a_program_that_never_listens_is_killed_and_the_next_tries_are_ever_rarer() -> None:
     with SimRack(4, hosts=3) as rack:
         rack.start()

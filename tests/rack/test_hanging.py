@@ -39,6 +39,7 @@ def test_a_rank_that_hangs_before_its_first_sum(living: LivingRack, shared: bool
     assert "push_pull" in living.output(job, 0), "the stack of one that waited"
 
 
+@pytest.mark.long
 def test_a_rank_that_hangs_before_its_part_of_a_sum_in_shared_memory(living: LivingRack) -> None:
     job = living.submit(
         SCRIPT,

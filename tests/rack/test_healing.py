@@ -94,6 +94,7 @@ def test_a_rank_and_the_owner_of_a_table_and_then_a_rank_and_its_agent_are_kille
     assert digest(living, job) == undisturbed
 
 
+@pytest.mark.long
 def test_a_rank_that_is_stuck_is_replaced_and_stacks_are_kept(living: LivingRack, undisturbed: str) -> None:
     job = living.submit(SCRIPT, *OPTIONS, hang_s=2.0)
     first = ranks(living, job)
@@ -272,6 +273,7 @@ def test_ranks_join_those_on_the_other_host_and_the_bits_are_the_same(living: Li
     assert digest(living, job) == digest(living, living.submit(SCRIPT, *OPTIONS, workers=2))
 
 
+@pytest.mark.long
 def test_ranks_are_moved_to_another_host_and_nobody_else_begins_anew(living: LivingRack, undisturbed: str) -> None:
     job = living.submit(SCRIPT, *OPTIONS)
     first, at = ranks(living, job), places(living, job)

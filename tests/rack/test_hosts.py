@@ -70,8 +70,8 @@ def sha256(text: str) -> str:
 @pytest.fixture(
     params=[
         pytest.param(((IPV4,), False), id="names, no default route"),
-        pytest.param(((IPV4, SECOND), True), id="two addresses a host"),
-        pytest.param(((IPV6,), False), id="IPv6 alone"),
+        pytest.param(((IPV4, SECOND), True), id="two addresses a host", marks=pytest.mark.long),
+        pytest.param(((IPV6,), False), id="IPv6 alone", marks=pytest.mark.long),
     ]
 )
 def rack(request: pytest.FixtureRequest) -> Iterator[AgentRack]:

@@ -21,6 +21,7 @@ from sim.memory.cluster import Rack, Strategy, ours, published
 from sim.memory.pages import FILL_BYTES_PER_S, Pages
 from sim.memory.reports import Setting
 from sim.report import Wrong
+from tests.families import in_gate
 
 SMALL = [
     "memory",
@@ -217,13 +218,16 @@ def test_what_does_not_fit_is_in_swap_and_only_paging_containers_ask_for_pages()
 
 @pytest.mark.parametrize(
     "way",
-    [
-        ours(),
-        published(),
-        Strategy("cold", hot=1.25, cold_share=0.8),
-        Strategy("auto", auto_headroom=True, auto_lend=True, drawn=6),
-        Strategy("one by lot", choices=1, drawn=1),
-    ],
+    in_gate(
+        2,
+        [
+            ours(),
+            Strategy("cold", hot=1.25, cold_share=0.8),
+            published(),
+            Strategy("auto", auto_headroom=True, auto_lend=True, drawn=6),
+            Strategy("one by lot", choices=1, drawn=1),
+        ],
+    ),
 )
 def test_the_machines_of_a_rack_believe_what_the_rack_has_in_every_second(way: Strategy) -> None:
     """Slabs by place, by lender and by borrower are the same slabs; no host lends to itself."""

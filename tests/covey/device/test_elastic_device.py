@@ -24,6 +24,7 @@ def built() -> Iterator[None]:
     yield
 
 
+@pytest.mark.long
 def test_ranks_move_between_processes_with_other_devices(jobs: Jobs, tmp_path: Path) -> None:
     """Gradients come to host memory on a stream of their own, and the device's random generator moves with the rank."""
     assert changed(jobs, WORDS, tmp_path / "go on").digest() == fixed(jobs, SCRIPT, WORDS)

@@ -100,6 +100,7 @@ async def test_time_without_work_is_reported_while_somebody_reads_the_flag(
 PINNED = "os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
 
 
+@pytest.mark.long
 async def test_idle_phases_of_a_neighbour_are_used_and_its_work_is_not_delayed(agent: Agent, gate: str) -> None:
     """Both run on one core: the guaranteed rank's wait for it, compared with packing them. Reference: §3.1.2."""
     beside: dict[str, list[float]] = {"packed": [], "gated": []}

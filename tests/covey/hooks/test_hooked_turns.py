@@ -60,6 +60,7 @@ async def test_two_scripts_that_only_have_hooks_compute_in_turns(host: Host, bui
     assert changes(first, second) > 10, "each has to wait for long"
 
 
+@pytest.mark.long
 async def test_while_one_script_waits_another_computes(host: Host) -> None:
     """It sleeps for less than a second, after which a turn that is not used would be lost anyhow."""
     for slot, script in enumerate([SLEEPS, TRAINS]):

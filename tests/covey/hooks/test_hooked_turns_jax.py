@@ -3,6 +3,8 @@
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from tests.covey.agents import Agent
 from tests.covey.hooks.jax_jobs import NEEDS_JAX, TRAIN
 from tests.covey.hooks.turns_host import TELL, Host, both_computed, changes, one_at_a_time
@@ -19,6 +21,7 @@ while True:
 """
 
 
+@pytest.mark.long
 async def test_two_jax_scripts_that_only_have_hooks_compute_in_turns(agent: Agent, tmp_path: Path) -> None:
     host = Host(agent, tmp_path)
     head, environ = TELL + "size = 256\n" + TRAIN, {"JAX_PLATFORMS": "cpu", "COVEY_GATE": "/nonexistent"}

@@ -127,12 +127,12 @@ def attached(agent: Agent) -> list[tuple[str, str]]:
         pytest.param(METHOD, id="method", marks=pytest.mark.long),
         pytest.param(TWO_FUNCTIONS, id="gradients-and-update", marks=pytest.mark.long),
         pytest.param(EVALUATES, id="evaluates", marks=pytest.mark.long),
-        pytest.param(ACCUMULATED, id="accumulated"),
+        pytest.param(ACCUMULATED, id="accumulated", marks=pytest.mark.long),
         pytest.param(COMPILED, id="compiled", marks=pytest.mark.long),
         pytest.param(WITH_EFFECTS, id="with-effects", marks=pytest.mark.long),
         pytest.param(DEBUGGED, id="debug-nans", marks=pytest.mark.long),
         pytest.param(GRADIENTS_ONLY, id="gradients-only", marks=pytest.mark.long),
-        pytest.param(PARALLEL, id="pmap"),
+        pytest.param(PARALLEL, id="pmap", marks=pytest.mark.long),
     ],
 )
 async def test_a_jitted_training_step_is_a_step_however_it_is_written(agent: Agent, script: str) -> None:
@@ -145,6 +145,7 @@ async def test_a_jitted_training_step_is_a_step_however_it_is_written(agent: Age
     assert attached(agent) == [("jax ", "")]
 
 
+@pytest.mark.long
 async def test_operations_of_jax_itself_are_no_steps(agent: Agent) -> None:
     assert await trained(agent, HEAD + EAGER) == []
     assert attached(agent) == [("jax ", "")]
@@ -157,6 +158,7 @@ async def test_a_script_that_runs_ahead_is_told_the_mean_and_what_it_waits_for_t
     assert said and max(waited) > 0.5 and all(0 <= share <= 1 for share in waited)
 
 
+@pytest.mark.long
 async def test_a_loop_that_joins_by_hand_is_seen_too(agent: Agent) -> None:
     steps = await trained(agent, HEAD + "import covey\njob = covey.join()\n" + PLAIN, PYTHONPATH="")
     assert {step.boundary for step in steps} == {"jitted call"} and steps[-1].step == 14

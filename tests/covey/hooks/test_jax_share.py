@@ -116,6 +116,7 @@ async def test_the_flag_follows_what_the_device_has_of_jitted_calls(agent: Agent
     assert max(lags_ms[-1]) < 6, lags_ms
 
 
+@pytest.mark.long
 async def test_time_without_work_is_reported_of_jitted_calls_too(agent: Agent) -> None:
     async with running(agent, "while True: jax.block_until_ready(call()); time.sleep(0.04)", head=JAX) as rank:
         await rank.obeyed(RankLimits(1, guaranteed=True))
@@ -134,6 +135,7 @@ while True:
 """
 
 
+@pytest.mark.long
 @pytest.mark.torch
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="no torch here: make check TORCH=1")
 @pytest.mark.parametrize(

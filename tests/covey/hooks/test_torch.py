@@ -152,7 +152,7 @@ async def trained(agent: Agent, script: str, **environ: str) -> list[StepTimed]:
         pytest.param(REPLACED, 15, "optimizer", id="replaced", marks=pytest.mark.long),
         pytest.param(MONKEYPATCHED, 15, "optimizer", id="monkeypatched", marks=pytest.mark.long),
         pytest.param(TRACED, 15, "optimizer", id="traced", marks=pytest.mark.long),
-        pytest.param(THREADS, 15, "optimizer", id="threads"),
+        pytest.param(THREADS, 15, "optimizer", id="threads", marks=pytest.mark.long),
         pytest.param(BY_HAND, 17, "data loader", id="no-optimizer"),
     ],
 )
@@ -173,6 +173,7 @@ async def test_waiting_for_input_is_told_apart(agent: Agent) -> None:
     assert all(0.07 < step.input_s <= step.step_s for step in steps), "four items of 20 ms"
 
 
+@pytest.mark.long
 async def test_of_a_script_that_forks_one_process_counts(agent: Agent) -> None:
     steps = await trained(agent, FORKED)
     numbers = [step.step for step in steps]
@@ -185,6 +186,7 @@ async def test_what_trains_nothing_has_no_steps(agent: Agent, script: str) -> No
     assert await trained(agent, script) == []
 
 
+@pytest.mark.long
 async def test_a_script_that_says_its_steps_is_believed(agent: Agent) -> None:
     steps = await trained(agent, SAYS_ITSELF)
     assert {step.boundary for step in steps if step.step >= 100} == {"script"}

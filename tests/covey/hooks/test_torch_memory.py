@@ -85,7 +85,7 @@ tell(bits=bits, used=used, demand=demand, limited=limited, turns=trained(turns, 
     ("model", "compiled"),
     [
         pytest.param("conv", False, id="conv-eager", marks=pytest.mark.long),
-        pytest.param("conv", True, id="conv-compiled"),
+        pytest.param("conv", True, id="conv-compiled", marks=pytest.mark.long),
         pytest.param("transformer", False, id="transformer-eager"),
         pytest.param("transformer", True, id="transformer-compiled", marks=pytest.mark.long),
     ],

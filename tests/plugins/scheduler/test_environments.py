@@ -186,7 +186,10 @@ def test_only_hosts_of_the_job_are_given_its_environment() -> None:
         assert isinstance(answer, EnvAnswer) and answer.data
 
 
-def test_what_no_job_claims_is_deleted_in_time_and_what_is_damaged_is_not_taken() -> None:
+def test_what_no_job_claims_is_deleted_in_time_and_what_is_damaged_is_not_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("plugins.scheduler.service.ranks.envs.UNCLAIMED_S", 60.0)
     with a_rack(76) as rack:
         rack.start().settle()
         envs = rack.plugin("h1", "scheduler").envs
@@ -194,9 +197,9 @@ def test_what_no_job_claims_is_deleted_in_time_and_what_is_damaged_is_not_taken(
         assert sealed_env.holders == ("h5", "h1", "h2") and sealed(rack) == ["h1", "h2", "h5"]
         answer = asked(rack, "h1", envs.keep(HostId("h9"), KeepEnv(sealed_env.digest, b"something else")))
         assert isinstance(answer, Refused) and "damaged" in answer.why
-        rack.run(500.0)
+        rack.run(50.0)
         assert sealed(rack) == ["h1", "h2", "h5"], "its submission may still be on its way"
-        rack.run(200.0)
+        rack.run(80.0)
         assert sealed(rack) == []
 
 

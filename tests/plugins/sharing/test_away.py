@@ -7,6 +7,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from covey.core.ids import JobId
 from tests.agent.here import until
 from tests.covey.hooks.torch_jobs import HEAD, NEEDS_TORCH, SATURATED
@@ -18,6 +20,7 @@ LEAVES = f"import signal\nsignal.signal(signal.SIGUSR1, lambda *_: time.sleep({A
 """Line of the script that waits within a mini-batch, in its own thread, and uses nothing meanwhile."""
 
 
+@pytest.mark.long
 async def test_the_other_has_the_device_while_it_is_away_and_is_cut_when_it_returns() -> None:
     """Both happen within a second. Reference: AntMan §5.1, figure 12."""
     async with live_host() as host:
