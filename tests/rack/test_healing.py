@@ -60,7 +60,7 @@ def test_ranks_that_are_killed_are_replaced_and_nobody_else_begins_anew(living: 
     first = ranks(living, job)
     assert len(first) == 4
     lost: dict[int, int] = {}
-    for _ in range(6):
+    for _ in range(3):
         now = ranks(living, job)
         rank = draws.choice([0, 1, 2])
         os.kill(now[rank], signal.SIGKILL)
@@ -70,7 +70,7 @@ def test_ranks_that_are_killed_are_replaced_and_nobody_else_begins_anew(living: 
     assert digest(living, job) == undisturbed
     assert {rank for rank in first if first[rank] == last[rank]} == set(range(4)) - set(lost), "others went on"
     said = [event["event"] for event in living.agent().get("why", job).data]
-    assert said.count("rank replaced") == 6
+    assert said.count("rank replaced") == 3
 
 
 @pytest.mark.long

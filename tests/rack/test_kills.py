@@ -121,7 +121,7 @@ def victims(living: LivingRack, victim: str, job: dict[str, Any], borrower: str)
     return [(host, living.agentd(host))]
 
 
-@pytest.mark.parametrize("victim", in_gate(2, ["lender", "leader", "agent of an owner", "agent with workers"]))
+@pytest.mark.parametrize("victim", in_gate(1, ["lender", "leader", "agent of an owner", "agent with workers"]))
 def test_a_job_and_remote_memory_survive_kill_9_of_the(
     victim: str, living: LivingRack, expected: str, tmp_path: Path
 ) -> None:
