@@ -25,7 +25,9 @@ def test_a_title_names_one_machine() -> None:
     assert sorted(set(titles)) == sorted(titles)
 
 
-@pytest.mark.parametrize("machine", in_gate(2, [(machine,) for machine in MACHINES]), ids=lambda machine: machine.module)
+@pytest.mark.parametrize(
+    "machine", in_gate(2, [(machine,) for machine in MACHINES]), ids=lambda machine: machine.module
+)
 def test_every_row_of_a_table_is_taken(machine: Machine) -> None:
     """A row that no test takes may be dead: correct the table, or write the test that takes it."""
     done = subprocess.run(
