@@ -66,6 +66,11 @@ class ReplicatedLog(Protocol):
         """Whether a leader has confirmed this copy since this agent started: then what it lacks is younger than
         `age_s`."""
 
+    async def be_current(self, timeout_s: float = 5.0) -> None:
+        """Return once this copy holds all that was decided anywhere before this call: a majority has confirmed since
+        then who leads (ReadIndex, Raft thesis §6.4), no clock is relied on. NoLeader: that was not known within
+        `timeout_s` seconds."""
+
     def bind(
         self,
         apply: Callable[[int, bytes], bytes],

@@ -238,6 +238,19 @@ class ProposeReply(Message, frozen=True, array_like=True):
     result: bytes = b""
 
 
+class ReadIndex(Message, frozen=True, array_like=True):
+    """To the leader: which entry must a copy have applied to hold all that was decided before this question? The leader
+    asks a majority whether it still leads before it answers (Raft thesis §6.4)."""
+
+    rack: Rack
+
+
+class ReadIndexReply(Message, frozen=True, array_like=True):
+    leads: bool
+    """Whether a majority confirmed, after the question came, that the host that answers leads."""
+    index: Count = 0
+
+
 class ChangeVoters(Message, frozen=True, array_like=True):
     """To the leader: `add` is to vote, or `remove` not to; both: one in the place of the other. Asking again is
     harmless."""
@@ -260,7 +273,7 @@ class ChangeReply(Message, frozen=True, array_like=True):
 
 Words = RequestVote | TimeoutNow | VoteReply | Append | AppendReply | InstallSnapshot | SnapshotReply
 """Messages that travel raw."""
-Asked = ProposeEntry | ProposeReply | ChangeVoters | ChangeReply
+Asked = ProposeEntry | ProposeReply | ReadIndex | ReadIndexReply | ChangeVoters | ChangeReply
 """Messages that travel as a question and its answer."""
 
 

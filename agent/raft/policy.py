@@ -62,6 +62,11 @@ def commit_index(matches: Sequence[int]) -> int:
     return sorted(matches, reverse=True)[quorum(len(matches)) - 1]
 
 
+def quorum_round(answered: Sequence[int]) -> int:
+    """The latest round that a majority answered; one number per voter, the leader's own newest round included."""
+    return sorted(answered, reverse=True)[quorum(len(answered)) - 1]
+
+
 def quorum_time(confirmed_s: Sequence[float]) -> float:
     """The start of the latest round that a majority answered; one time per voter, the leader's own included."""
     return sorted(confirmed_s, reverse=True)[quorum(len(confirmed_s)) - 1]

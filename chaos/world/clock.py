@@ -14,6 +14,10 @@ WALL_START_S = 1_800_000_000.0
 """Seconds since 1970 at which every simulated story begins."""
 
 
+AGAIN_S = 0.05
+"""Seconds after which a timer is looked at again whose clock stands still."""
+
+
 class Time(Protocol):
     """The world's time, in seconds."""
 
@@ -29,11 +33,14 @@ class SimClock:
         self._base_local = start_s
         self.rate = 1.0
         """Local seconds per true second; 1.01 is a clock that drifts by one percent."""
+        self._stands = False
         self.wall_error_s = 0.0
         self.skews: dict[int, tuple[float, float]] = {}
         """Present errors of the clock, by number: seconds of wall time, and a factor on the rate."""
 
     def now_s(self) -> float:
+        if self._stands:
+            return self._base_local
         return self._base_local + (self._world.now - self._base_world) * self.rate
 
     def wall_s(self) -> float:
@@ -47,7 +54,8 @@ class SimClock:
 
     def world_time(self, local_s: float) -> float:
         """The world's time at which `now_s` will read `local_s`."""
-        return self._base_world + (local_s - self._base_local) / self.rate
+        since = self._world.now + AGAIN_S if self._stands else self._base_world
+        return since + (local_s - self._base_local) / self.rate
 
     def skew(self, number: int, wall_s: float, rate: float) -> None:
         """Add an error to the clock: several add up, and each ends by itself."""
@@ -60,6 +68,14 @@ class SimClock:
             self.skews.clear()
         self.skews.pop(-1 if number is None else number, None)
         self._apply()
+
+    def stand_still(self) -> None:
+        """Stop until `go_on`, as the clocks of a virtual machine do while it is suspended."""
+        self.drift(self.rate)
+        self._stands = True
+
+    def go_on(self) -> None:
+        self._base_world, self._stands = self._world.now, False
 
     def _apply(self) -> None:
         self.wall_error_s = sum(wall_s for wall_s, _ in self.skews.values())

@@ -25,7 +25,8 @@ from agent.raft import policy
 from agent.raft.machine.patience import LATE_S_MAX, ElectionPatience
 from agent.raft.machine.progress import Progress, ProgressState
 from agent.raft.machine.raft_log import RaftLog
-from agent.raft.machine.types import Proposal, Snapshot
+from agent.raft.machine.reads import RoundReads
+from agent.raft.machine.types import Proposal, ReadFrom, Snapshot
 from agent.raft.messages import (
     ENTRIES_MAX,
     RACK_BYTES,
@@ -66,6 +67,7 @@ class Leading:
         self._elected_s = now_s
         self._round = 0
         self._rounds: dict[int, float] = {}
+        self._reads = RoundReads()
         self._patience = ElectionPatience()
         self._changed_s = now_s
         """When the configuration in force was appended: a host that answers a later round answers under it."""
@@ -187,6 +189,7 @@ class Leading:
         self._round += 1
         self._rounds[self._round] = now_s
         self._rounds.pop(self._round - ROUNDS_MAX, None)
+        self._reads.began(self._round)
         alone = not self.peers
         self.tick_s = now_s + (self._timing.observer_s if alone else self._timing.heartbeat_s)
         for host, progress in self.peers.items():
@@ -229,6 +232,34 @@ class Leading:
         if now_s - heard_s <= LATE_S_MAX:
             heard_s = max(heard_s, stalled_until_s)
         return now_s - heard_s > self._patience.stretched(self._timing.step_down_s, now_s)
+
+    # ---- reads ----
+
+    def read(self, number: int, now_s: float) -> None:
+        """Answer this read once a majority has answered a round that begins now or later. Whatever an earlier leader
+        committed lies before this one's first entry."""
+        self._reads.ask(number, max(self._raft_log.commit, self.first_index))
+        self._look_at_reads(now_s)
+
+    def _look_at_reads(self, now_s: float) -> None:
+        self._answer_reads()
+        if self._reads.wants_round:
+            self.beat(now_s)
+            self._answer_reads()
+
+    def _answer_reads(self) -> None:
+        others = [
+            progress.answered_round if self._counts(host) else 0
+            for host, progress in self.peers.items()
+            if progress.voter
+        ]
+        for number, index in self._reads.confirmed(policy.quorum_round([self._round, *others])):
+            self._raft_log.act(ReadFrom(number, index))
+
+    def drop_reads(self) -> None:
+        """Say of all reads that wait that this host leads no more."""
+        for number, _ in self._reads.all:
+            self._raft_log.act(ReadFrom(number, None))
 
     # ---- handing over ----
 
@@ -366,8 +397,11 @@ class Leading:
     def _confirm(self, progress: Progress, number: int, now_s: float) -> None:
         before_s = self.confirmed_s(now_s)
         progress.confirmed_s = max(progress.confirmed_s, self._rounds.get(number, -math.inf))
+        if number <= self._round:
+            progress.answered_round = max(progress.answered_round, number)
         if self.confirmed_s(now_s) > before_s:
             self._patience.ended(now_s - max(before_s, self._elected_s), now_s)
+        self._look_at_reads(now_s)
 
     # ---- snapshots ----
 

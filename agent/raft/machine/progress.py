@@ -26,6 +26,7 @@ class ProgressState(enum.Enum):
 
 class Progress:
     __slots__ = (
+        "answered_round",
         "beat_s",
         "confirmed_s",
         "identity",
@@ -69,6 +70,8 @@ class Progress:
         self.told_commit = 0
         self.confirmed_s = -math.inf
         """When the last round began that this host answered."""
+        self.answered_round = 0
+        """The number of the last round that this host answered."""
         self.beat_s = -math.inf
         """When the next heartbeat to the host is due."""
         self.image: Snapshot | None = None
@@ -138,7 +141,7 @@ class Progress:
                 self.match, self.next = 0, min(self.next, last_index + 1)
                 self.state, self.image, self.waiting = ProgressState.PROBE, None, False
                 self.inflight.clear()
-                self.confirmed_s = -math.inf
+                self.confirmed_s, self.answered_round = -math.inf, 0
             self.since = newest
         self.identity, self.lost, self.last_index = identity, lost, last_index
         return True

@@ -54,6 +54,8 @@ from agent.raft.machine.types import (
     Proposed,
     RaftHostsChanged,
     RaftStarted,
+    ReadAsked,
+    ReadFrom,
     Saved,
     SnapshotTaken,
     SoftState,
@@ -153,6 +155,11 @@ class Raft(Outlook):
             case Proposed():
                 if self.leading and not self.leading.leaving(now_s):
                     self.leading.propose(event.proposals, now_s)
+            case ReadAsked():
+                if self.leading:
+                    self.leading.read(event.number, now_s)
+                else:
+                    self._raft_log.act(ReadFrom(event.number, None))
             case RaftHostsChanged():
                 self._alive = tuple(host for host in event.hosts if host != self.me)
                 if self.leading:
@@ -281,6 +288,8 @@ class Raft(Outlook):
             self.current_s = confirmed_s
         if term is not None and term > self.term:
             self._raft_log.enter(term)
+        if self.leading:
+            self.leading.drop_reads()
         self.role, self.leader, self.leading = Role.FOLLOWER, leader, None
         self._votes, self._voted_with = {}, {}
         self._wait()

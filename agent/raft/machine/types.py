@@ -104,6 +104,12 @@ class HandOver(msgspec.Struct, frozen=True):
     until_s: float
 
 
+class ReadAsked(msgspec.Struct, frozen=True):
+    """A read that decides has come; `ReadFrom` with this number answers it."""
+
+    number: int
+
+
 class SnapshotTaken(msgspec.Struct, frozen=True):
     """A snapshot of the applied state after `index` was taken; the log below it may be forgotten."""
 
@@ -117,6 +123,7 @@ Event = (
     | Heard
     | Persisted
     | Proposed
+    | ReadAsked
     | RaftHostsChanged
     | HandOver
     | SnapshotTaken
@@ -169,6 +176,14 @@ class Restore(msgspec.Struct, frozen=True):
     image: Snapshot
 
 
+class ReadFrom(msgspec.Struct, frozen=True):
+    """Answer the read of this number from a state that has applied `index`: it holds all that was decided before the
+    read came. None: this host does not lead, or not any more."""
+
+    number: int
+    index: int | None
+
+
 class SoftState(msgspec.Struct, frozen=True):
     """The term or its known leader changed."""
 
@@ -183,4 +198,4 @@ class ConfigurationChanged(msgspec.Struct, frozen=True):
     committed: bool
 
 
-Action = SendRaft | Persist | SaveSnapshot | Apply | Restore | SoftState | ConfigurationChanged
+Action = SendRaft | Persist | SaveSnapshot | Apply | Restore | ReadFrom | SoftState | ConfigurationChanged

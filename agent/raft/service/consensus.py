@@ -27,6 +27,7 @@ from agent.raft.machine.types import (
     Persisted,
     RaftHostsChanged,
     RaftStarted,
+    ReadFrom,
     Restore,
     SaveSnapshot,
     SendRaft,
@@ -41,6 +42,7 @@ from agent.raft.messages import (
     ChangeVoters,
     Configuration,
     MalformedMessage,
+    ReadIndex,
     another_rack,
     decode,
     decode_asked,
@@ -50,6 +52,7 @@ from agent.raft.policy import founders
 from agent.raft.service.applied import AppliedState
 from agent.raft.service.changes import Changes
 from agent.raft.service.proposals import Proposals
+from agent.raft.service.reads import LogReads
 from agent.raft.service.settings import LeaderSettings
 from agent.raft.service.writer import LogWriter
 from covey.core.errors import Refused
@@ -135,6 +138,7 @@ class Consensus:
         self._state, self._known = AppliedState(settings.snapshot_entries), LeaderKnown()
         self.changes = Changes(env, me, self.founders, self, ask_leader, settings.voters_wanted)
         self._proposals = Proposals(env, me, self, ask_leader, self._state.sessions, self.counters)
+        self._reads = LogReads(env, me, self, ask_leader, self.counters)
         self._raft: Raft | None = None
         self._started_s = 0.0
         self._events: deque[Event] = deque()
@@ -310,6 +314,7 @@ class Consensus:
         self._writer.end()
         self._known.leader = None
         self._proposals.leader_changed()
+        self._reads.applied()
 
     async def _hand_over(self) -> None:
         """Wait, as a leader, until another voter leads, so that a planned stop costs less than an election timeout."""
@@ -336,8 +341,11 @@ class Consensus:
     async def propose(self, command: bytes, timeout_s: float = 5.0) -> bytes:
         return await self._proposals.propose(command, timeout_s)
 
+    async def be_current(self, timeout_s: float = 5.0) -> None:
+        await self._reads.be_current(timeout_s)
+
     async def answer(self, sender: HostId, data: bytes) -> bytes:
-        """Answer a proposal that another host forwards (`ask_leader` there). Refused when it is of another kind."""
+        """Answer a question that another host forwards (`ask_leader` there). Refused when it is of another kind."""
         try:
             asked = decode_asked(data)
         except MalformedMessage as error:
@@ -345,6 +353,8 @@ class Consensus:
             raise Refused(2, f"{sender} sent an unknown question", str(error), "upgrade the older host") from error
         if isinstance(asked, ChangeVoters):
             return self.changes.answer(sender, asked)
+        if isinstance(asked, ReadIndex):
+            return await self._reads.answer(sender, asked)
         return await self._proposals.answer(sender, asked)
 
     async def change_voters(self, add: str, remove: str, force: bool, timeout_s: float = 5.0) -> str:
@@ -408,6 +418,8 @@ class Consensus:
                 self._apply_all(action)
             case Restore():
                 self._restore_image(action.image)
+            case ReadFrom():
+                self._reads.confirmed(action)
             case SoftState():
                 self._led(action)
             case ConfigurationChanged():
@@ -449,6 +461,7 @@ class Consensus:
             )
             self._writer.end(error)
             self._proposals.leader_changed()
+            self._reads.applied()
             self._changed(self.term, None)
 
     def _durable(self, number: int) -> None:
@@ -462,6 +475,7 @@ class Consensus:
             if outcome is not None:
                 self._proposals.applied(entry, outcome)
         self.counters["applied"] += len(action.entries)
+        self._reads.applied()
         if self._state.is_snapshot_due:
             self._take_snapshot()
 
@@ -476,3 +490,4 @@ class Consensus:
     def _restore_image(self, image: Snapshot) -> None:
         self._state.restore(image)
         self._proposals.restored(image)
+        self._reads.applied()

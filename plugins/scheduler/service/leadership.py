@@ -2,6 +2,11 @@
 
 Before the first of these its copy of the log must hold all that was decided under earlier leaders, and the log must
 know that nothing more is decided under them (`Leads`).
+
+Which reads decide. A lease of ranks does: it is given on the word of this host alone, so a majority confirms first that
+it leads (`ReplicatedLog.be_current`). Nothing else that is done after a look at a copy of the log relies on who leads:
+decisions are commands, which the log refuses under an earlier `Leads`; ranks start under such a lease, or, where they
+are to be kept, on GPUs that the host itself holds for them; and lists for people say how old they are.
 """
 
 import asyncio
@@ -18,6 +23,8 @@ from plugins.scheduler.policy.settings import SchedulerSettings
 from plugins.scheduler.service import metrics, views
 from plugins.scheduler.service.log import QueueLog
 
+CONFIRM_S = 1.5
+"""The most seconds for which a leader asks a majority whether it still leads before it confirms a host's ranks."""
 KNOW_S = 5.0
 """Seconds for which a new leader tries to learn everything before it begins anew."""
 LOOK_S = 1.0
@@ -92,11 +99,19 @@ class Leadership:
             self.counters["grants"] += name == "Granted" and isinstance(result, Applied)
             self.counters["preemptions"] += getattr(action.command, "cause", "") == "preempted"
 
-    def renew(self, question: RenewLeases) -> LeasesRenewed | None:
-        """The leader's answer to a host that asks for leases; None when this host does not lead. A host that is the
-        only voter gives itself leases without end: while its agent is away no host can lead."""
+    async def renew(self, question: RenewLeases) -> LeasesRenewed | None:
+        """The leader's answer to a host that asks for leases; None when this host does not lead. A majority confirms
+        first that it leads: by its own clock alone a machine that was suspended would give leases beside the next
+        leader. A host that is the only voter gives itself leases without end: while its agent is away no host can
+        lead."""
         log = self.host.log
-        if not self._led_term or self._led_term != log.term or not log.is_leader:
+        if not self._leads:
+            return None
+        try:
+            await log.be_current(CONFIRM_S)
+        except NoLeader:
+            return None
+        if not self._leads:
             return None
         (given,) = self.leader.leases.handle(LeaseAsked(question.host, question.grants), self.host.env.clock.now_s())
         alone = tuple(log.voters) == (question.host,)
@@ -104,6 +119,11 @@ class Leadership:
         return LeasesRenewed(
             given.grants, None if alone else terms.lease_s, terms.grace_s, None if alone else terms.pause_s
         )
+
+    @property
+    def _leads(self) -> bool:
+        """Whether this host leads, by its lease, and knows all that was decided before."""
+        return bool(self._led_term) and self._led_term == self.host.log.term and self.host.log.is_leader
 
 
 async def set_within(event: asyncio.Event, timeout_s: float) -> None:

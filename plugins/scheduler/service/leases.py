@@ -14,7 +14,7 @@ receives the log but cannot make itself heard would otherwise begin what is bein
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import msgspec
 
@@ -43,7 +43,11 @@ class HostLeases:
     answers, None when it does not lead."""
 
     def __init__(
-        self, host: Host, queue: JobTable, terms: Terms, here: Callable[[RenewLeases], LeasesRenewed | None]
+        self,
+        host: Host,
+        queue: JobTable,
+        terms: Terms,
+        here: Callable[[RenewLeases], Awaitable[LeasesRenewed | None]],
     ) -> None:
         self.host, self.queue, self.terms, self._here = host, queue, terms, here
         self.leases: dict[Key, RankLease] = {}
@@ -128,7 +132,7 @@ class HostLeases:
     async def _ask(self, question: RenewLeases, within_s: float) -> LeasesRenewed | None:
         """The leader's answer, on whichever way, or the former terms while there is no leader; None: neither.
         `within_s`: seconds that the leader may take."""
-        own = self._here(question)
+        own = await self._here(question)
         if own is not None:
             return own
         leader = self.host.log.leader

@@ -322,7 +322,7 @@ class SchedulerService(PluginService):
         if isinstance(question, RecordsWanted):
             return await self.history.answer(question)
         if isinstance(question, RenewLeases):
-            return self.leadership.renew(question) or await relay(self.host, self.queue, question)
+            return await self.leadership.renew(question) or await relay(self.host, self.queue, question)
         return await super().answer(sender, question)
 
     async def _log_tail(self, ask: LogTail) -> LogTailAnswer:

@@ -13,11 +13,14 @@ from agent.raft.messages import (
     NO_RACK,
     Append,
     AppendReply,
+    Asked,
     Entry,
     InstallSnapshot,
     MalformedMessage,
     ProposeEntry,
     ProposeReply,
+    ReadIndex,
+    ReadIndexReply,
     RequestVote,
     SnapshotReply,
     TimeoutNow,
@@ -43,9 +46,11 @@ WORDS: list[Words] = [
     InstallSnapshot(3, 100, 2, 41, 10, 0xFFFFFFFF, 4, b"pieces"),
     SnapshotReply(3, 41, 100, 10),
 ]
-ASKED: list[ProposeEntry | ProposeReply] = [
+ASKED: list[Asked] = [
     ProposeEntry(RACK, b"i" * 16, 2, 90, b"command"),
     ProposeReply("applied", 91, b"result"),
+    ReadIndex(RACK),
+    ReadIndexReply(True, 91),
 ]
 
 
@@ -56,7 +61,7 @@ def test_every_message_survives_the_wire(message: Words) -> None:
 
 
 @pytest.mark.parametrize("message", ASKED, ids=lambda message: type(message).__name__)
-def test_every_question_and_answer_survives_the_wire(message: ProposeEntry | ProposeReply) -> None:
+def test_every_question_and_answer_survives_the_wire(message: Asked) -> None:
     assert decode_asked(encode_asked(message)) == message
 
 

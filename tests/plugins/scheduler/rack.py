@@ -87,6 +87,12 @@ class FakeLog:
     ) -> None:
         self.apply, self.snapshot, self.restore = apply, snapshot, restore
 
+    async def be_current(self, timeout_s: float = 5.0) -> None:
+        await asyncio.sleep(0.002)
+        if not self.rack.reaches_leader(self.host):
+            raise NoLeader("nobody leads here")
+        self.catch_up()
+
     def catch_up(self, most: int = 1 << 30) -> None:
         """Apply the entries that are there, or only the next ones when this host's log is slow."""
         if self.host in self.rack.slow:

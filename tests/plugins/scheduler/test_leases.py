@@ -290,8 +290,11 @@ async def test_a_host_that_hears_the_log_and_is_heard_by_nobody_starts_nothing(
     async def unheard(*_: Any) -> Any:
         raise TimeoutError
 
+    async def silent(_: Any) -> None:
+        return None
+
     monkeypatch.setattr(rack["gpu3"], "ask", unheard)
-    rack["gpu3"].service.leases._here = lambda _: None
+    rack["gpu3"].service.leases._here = silent
     await submit(rack, workers=8)
     await until(lambda: at_work(rack) == 6)
     await asyncio.sleep(30)
