@@ -232,10 +232,33 @@ class ProposeEntry(Message, frozen=True, array_like=True):
 
 class ProposeReply(Message, frozen=True, array_like=True):
     outcome: Annotated[str, msgspec.Meta(max_length=16)]
-    """What became of it: `applied`; `not leader` and `busy`: certainly not appended; `lost`, `expired`: it cannot be
-    known any more."""
+    """What became of it: `applied`; `not leader` and `busy`: certainly not appended; `perhaps`: the host that answers
+    does not lead, and may have appended it before; `lost`, `expired`: it cannot be known any more."""
     index: Count = 0
     result: bytes = b""
+
+
+class ForwardedCommand(msgspec.Struct, frozen=True, array_like=True):
+    """One of several proposals in a message; the fields are those of `ProposeEntry`."""
+
+    id: Annotated[bytes, msgspec.Meta(min_length=ID_BYTES, max_length=ID_BYTES)]
+    attempt: Count
+    base: Count
+    command: Annotated[bytes, msgspec.Meta(max_length=COMMAND_BYTES_MAX)]
+
+
+class ProposeEntries(Message, frozen=True, array_like=True):
+    """To the leader: append these commands, each as if it came in a `ProposeEntry` of its own. Releases before 1.0
+    refuse it, and are asked for one after the other."""
+
+    rack: Rack
+    commands: Annotated[tuple[ForwardedCommand, ...], msgspec.Meta(min_length=1, max_length=ENTRIES_MAX)]
+
+
+class ProposeReplies(Message, frozen=True, array_like=True):
+    """An answer to ProposeEntries: one reply per command, in their order."""
+
+    replies: Annotated[tuple[ProposeReply, ...], msgspec.Meta(max_length=ENTRIES_MAX)]
 
 
 class ReadIndex(Message, frozen=True, array_like=True):
@@ -273,7 +296,16 @@ class ChangeReply(Message, frozen=True, array_like=True):
 
 Words = RequestVote | TimeoutNow | VoteReply | Append | AppendReply | InstallSnapshot | SnapshotReply
 """Messages that travel raw."""
-Asked = ProposeEntry | ProposeReply | ReadIndex | ReadIndexReply | ChangeVoters | ChangeReply
+Asked = (
+    ProposeEntry
+    | ProposeReply
+    | ProposeEntries
+    | ProposeReplies
+    | ReadIndex
+    | ReadIndexReply
+    | ChangeVoters
+    | ChangeReply
+)
 """Messages that travel as a question and its answer."""
 
 

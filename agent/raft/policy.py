@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
-from agent.raft.messages import CHUNK_BYTES_MAX, ENTRIES_MAX, Configuration, Entry, Voter
+from agent.raft.messages import CHUNK_BYTES_MAX, ENTRIES_MAX, Configuration, Entry, ForwardedCommand, Voter
 from covey.core.ids import HostId
 
 BATCH_BYTES_MAX = 512 * 1024
@@ -119,8 +119,9 @@ def election_timeout(timing: Timing, rng: random.Random, least_s: float = 0.0) -
     return max(timing.election_min_s, least_s) + rng.random() * (timing.election_max_s - timing.election_min_s)
 
 
-def batch_length(entries: Iterable[Entry]) -> int:
-    """The number of these entries that go into one Append: at least one, at most ENTRIES_MAX, about BATCH_BYTES_MAX."""
+def batch_length(entries: Iterable[Entry | ForwardedCommand]) -> int:
+    """The number of these entries that go into one message: at least one, at most ENTRIES_MAX, of about
+    BATCH_BYTES_MAX in all."""
     count, size = 0, 0
     for entry in entries:
         size += len(entry.command) + ENTRY_OVERHEAD_BYTES

@@ -292,6 +292,8 @@ class Consensus:
         saved = await self._store.load(alone=self.founders == (self._me,))
         self._started_s = self._env.clock.now_s()
         self._known.begin(self._started_s)
+        if saved.hard.term:
+            self._proposals.goes_on()
         self._raft = Raft(self._me, self.founders, saved, self._settings.timing(), self._env.rng, self._started_s)
         self._env.spawn("log writer", self._writer.run())
         self.dispatch(RaftStarted())

@@ -1,47 +1,55 @@
 """The way of a command to the leader, and of its result back.
 
 `propose` gives the command an id. On the leader it waits for the end of this turn of the event loop, so that all
-proposals of the turn become one event, one write and one message; elsewhere it is forwarded. It is done when *this*
-host has applied it (a read here then sees the effect), or, if this host is slow, when the leader answered so. When the
-leader changes meanwhile the same id is proposed again: `machine.session_table` applies it once.
+proposals of the turn become one event, one write and one message; elsewhere they are forwarded, also as one
+(`forwarding`). It is done when *this* host has applied it (a read here then sees the effect), or, if this host is slow,
+when the leader answered so. When the leader changes meanwhile the same id is proposed again: `machine.session_table`
+applies it once.
 """
 
 import asyncio
+import math
 from collections import Counter, OrderedDict
-from collections.abc import Awaitable, Callable
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Protocol, TypeVar
 
 from agent.raft.machine import Outcome, SessionTable
 from agent.raft.machine.types import Proposal, Proposed, Snapshot
 from agent.raft.messages import (
     COMMAND_BYTES_MAX,
     ID_BYTES,
+    MESSAGE_BYTES_MAX,
     Asked,
     Entry,
-    MalformedMessage,
+    ForwardedCommand,
+    ProposeEntries,
     ProposeEntry,
+    ProposeReplies,
     ProposeReply,
     another_rack,
-    decode_asked,
     encode_asked,
 )
+from agent.raft.policy import ENTRY_OVERHEAD_BYTES
+from agent.raft.service.forwarding import FORWARD_S, LOST, Forwarding
 from covey.core.errors import NoLeader, OutcomeUnknown, Refused
 from covey.core.ids import HostId
 from covey.ports.env import Env
 
 UNDER_WAY_MAX = 16384
 """The number of entries appended but not committed above which a leader takes no more."""
-FORWARD_S = 2.0
-"""Seconds for which the leader is asked before it is asked again."""
 ANSWER_S = 10.0
 """Seconds for which a forwarded proposal is kept waiting here."""
 APPLY_S = 1.0
 """Seconds for which a result from the leader waits for this host to apply the command as well."""
 PAUSE_S = 0.05
 """Seconds before the next try when the host asked does not lead."""
-REFUSED_MAX = 4096
-"""The number of attempts remembered as refused, so that a late copy of one message is refused too."""
+NOTED_MAX = 16384
+"""The number of attempts remembered as refused, so that a late copy of one message is refused too; and the number of
+ids remembered as appended."""
+COPIES_S = 2 * FORWARD_S
+"""Seconds within which another copy of a message may come."""
 
+K = TypeVar("K")
 Result = asyncio.Future[Outcome]
 
 
@@ -84,7 +92,8 @@ class Proposals:
         counters: Counter[str],
     ) -> None:
         self._env, self._me, self._desk = env, me, desk
-        self._ask_leader, self._sessions, self._counters = ask_leader, once, counters
+        self._sessions, self._counters = once, counters
+        self._forwarding = Forwarding(env, lambda: desk.rack, ask_leader, counters)
         self._queued: dict[bytes, Proposal] = {}
         """The proposals to be handed to the core at the end of this turn of the loop."""
         self._appended: set[bytes] = set()
@@ -93,8 +102,18 @@ class Proposals:
         self._turn: asyncio.Future[None] | None = None
         """Done when the leader changes; made when a proposal waits for that."""
         self._refused: OrderedDict[tuple[bytes, int], None] = OrderedDict()
+        self._certain_s = -math.inf
+        """The time from which on whatever this agent has not appended was not appended by the one before it either."""
+        self._perhaps: OrderedDict[bytes, None] = OrderedDict()
+        """The ids of forwarded proposals that were appended here, also under another leader since: a late copy of such
+        a message is not answered with a refusal, for the next leader may have committed the command."""
 
     # ---- from the log ----
+
+    def goes_on(self) -> None:
+        """Note that this log was there before the agent started: the agent before it may have led, and appended a
+        proposal of which another copy comes."""
+        self._certain_s = self._env.clock.now_s() + COPIES_S
 
     def applied(self, entry: Entry, outcome: Outcome) -> None:
         """Take the outcome of one copy of this command, which was reached here."""
@@ -149,7 +168,7 @@ class Proposals:
                 reply = await self._forward(leader, proposal, attempt, result, min(left_s, FORWARD_S))
                 if reply.outcome == "applied":
                     return await self._own_copy(result, reply, end_s)
-                tried = tried or reply.outcome in ("lost", "expired")
+                tried = tried or reply.outcome in ("lost", "perhaps", "expired")
                 if reply.outcome != "lost" and not result.done():
                     await self.turning(min(left_s, PAUSE_S), result)
             if result.done():
@@ -206,59 +225,90 @@ class Proposals:
     ) -> ProposeReply:
         """Forward a proposal, and return the leader's answer; `lost` when there is none, or when the result or another
         leader came first."""
-        question = ProposeEntry(self._desk.rack, proposal.id, attempt, proposal.base, proposal.command)
-        reply: asyncio.Future[ProposeReply] = asyncio.get_running_loop().create_future()
-        self._counters["forwarded"] += 1
-        self._env.spawn("forward a proposal", self._ask(leader, question, seconds, reply))
+        command = ForwardedCommand(proposal.id, attempt, proposal.base, proposal.command)
+        reply = self._forwarding.forward(leader, command)
         awaited: list[asyncio.Future[Any]] = [reply, result, self._next_turn()]
         await asyncio.wait(awaited, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-        return reply.result() if reply.done() else ProposeReply("lost")
-
-    async def _ask(
-        self, leader: HostId, question: ProposeEntry, seconds: float, reply: asyncio.Future[ProposeReply]
-    ) -> None:
-        answer = ProposeReply("lost")
-        try:
-            decoded = decode_asked(await self._ask_leader(leader, encode_asked(question), seconds))
-            if isinstance(decoded, ProposeReply):
-                answer = decoded
-        except (TimeoutError, Refused, MalformedMessage):
-            self._counters["forwarding_failed"] += 1
-        if not reply.done():
-            reply.set_result(answer)
+        return reply.result() if reply.done() else LOST
 
     # ---- as the leader ----
 
     async def answer(self, sender: HostId, question: Asked) -> bytes:
-        """Answer a proposal that `sender` forwards. Refused when it is something else, or for another log."""
-        if not isinstance(question, ProposeEntry) or another_rack(question.rack, self._desk.rack):
+        """Answer proposals that `sender` forwards. Refused when it is something else, or for another log."""
+        if not isinstance(question, ProposeEntry | ProposeEntries) or another_rack(question.rack, self._desk.rack):
             self._counters["of_another_rack"] += 1
             why = "its log has a different origin from the one here"
             next_step = "docs/guides/failures.md, 'A host of another rack'"
             raise Refused(2, f"{sender} belongs to another rack", why, next_step)
-        return encode_asked(await self._asked(question))
+        if isinstance(question, ProposeEntries):
+            return encode_asked(_within_limit(await self._asked(question.commands)))
+        one = ForwardedCommand(question.id, question.attempt, question.base, question.command)
+        return encode_asked((await self._asked([one]))[0])
 
-    async def _asked(self, question: ProposeEntry) -> ProposeReply:
-        if known := self._sessions.find(question.id):
-            return _reply(known)
-        key = (question.id, question.attempt)
-        leads = self._desk.open and self._desk.leader == self._me
-        proposal = Proposal(question.id, question.base, question.command)
-        if not leads or key in self._refused or not self._append(proposal):
-            self._refuse(key)
-            return ProposeReply("busy" if leads else "not leader")
-        result = self._result_of(question.id)
+    async def _asked(self, commands: Sequence[ForwardedCommand]) -> list[ProposeReply]:
+        """The outcome of each of these, once all are known, the leader has changed, or the time is over."""
+        taken = [self._taken(each) for each in commands]
+        results = [each for each in taken if isinstance(each, asyncio.Future)]
         try:
-            await self.turning(ANSWER_S, result)
+            await self._all(results)
         finally:
-            if not result.done():
-                self._results.pop(question.id, None)
-        return _reply(result.result()) if result.done() else ProposeReply("lost")
+            for command, result in zip(commands, taken, strict=True):
+                if isinstance(result, asyncio.Future) and not result.done():
+                    self._results.pop(command.id, None)
+        return [each if isinstance(each, ProposeReply) else _of(each) for each in taken]
 
-    def _refuse(self, key: tuple[bytes, int]) -> None:
-        self._refused[key] = None
-        if len(self._refused) > REFUSED_MAX:
-            self._refused.popitem(last=False)
+    def _taken(self, command: ForwardedCommand) -> ProposeReply | Result:
+        """What is known of a forwarded proposal at once, or what will have its outcome."""
+        if known := self._sessions.find(command.id):
+            return _reply(known)
+        key = (command.id, command.attempt)
+        leads = self._desk.open and self._desk.leader == self._me
+        proposal = Proposal(command.id, command.base, command.command)
+        if not leads or key in self._refused or not self._append(proposal):
+            if command.id in self._perhaps or self._env.clock.now_s() < self._certain_s:
+                return ProposeReply("perhaps")
+            _note(self._refused, key)
+            return ProposeReply("busy" if leads else "not leader")
+        _note(self._perhaps, command.id)
+        return self._result_of(command.id)
+
+    async def _all(self, results: Sequence[Result]) -> None:
+        """Wait until all have come, the leader has changed, or `ANSWER_S` are over."""
+        whole: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiting = set(results)
+
+        def came(result: Result) -> None:
+            waiting.discard(result)
+            if not waiting and not whole.done():
+                whole.set_result(None)
+
+        for result in list(waiting):
+            result.add_done_callback(came)
+        if waiting:
+            awaited: list[asyncio.Future[Any]] = [whole, self._next_turn()]
+            await asyncio.wait(awaited, timeout=ANSWER_S, return_when=asyncio.FIRST_COMPLETED)
+
+
+def _note(noted: OrderedDict[K, None], key: K) -> None:
+    noted[key] = None
+    if len(noted) > NOTED_MAX:
+        noted.popitem(last=False)
+
+
+def _within_limit(replies: list[ProposeReply]) -> ProposeReplies:
+    """The replies in one message; those whose results are too long for it are `lost`: their proposers find them in
+    their own copies, or ask again."""
+    size = 0
+    for at, reply in enumerate(replies):
+        size += len(reply.result) + ENTRY_OVERHEAD_BYTES
+        if size > MESSAGE_BYTES_MAX:
+            replies[at] = LOST
+            size -= len(reply.result)
+    return ProposeReplies(tuple(replies))
+
+
+def _of(result: Result) -> ProposeReply:
+    return _reply(result.result()) if result.done() and not result.cancelled() else LOST
 
 
 def _reply(outcome: Outcome) -> ProposeReply:

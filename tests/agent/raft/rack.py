@@ -150,7 +150,9 @@ class Member:
         async def answering(member: Member) -> None:
             try:
                 body = await member.log.answer(self.name, data)
-            except Refused:
+            except Refused as no:
+                refused = no
+                self.rack.carry(to, self.name, lambda _: None if answer.done() else answer.set_exception(refused))
                 return
             self.rack.carry(to, self.name, lambda _: None if answer.done() else answer.set_result(body))
 

@@ -15,9 +15,12 @@ from agent.raft.messages import (
     AppendReply,
     Asked,
     Entry,
+    ForwardedCommand,
     InstallSnapshot,
     MalformedMessage,
+    ProposeEntries,
     ProposeEntry,
+    ProposeReplies,
     ProposeReply,
     ReadIndex,
     ReadIndexReply,
@@ -49,6 +52,8 @@ WORDS: list[Words] = [
 ASKED: list[Asked] = [
     ProposeEntry(RACK, b"i" * 16, 2, 90, b"command"),
     ProposeReply("applied", 91, b"result"),
+    ProposeEntries(RACK, (ForwardedCommand(b"i" * 16, 2, 90, b"command"), ForwardedCommand(b"j" * 16, 1, 90, b""))),
+    ProposeReplies((ProposeReply("applied", 91, b"result"), ProposeReply("busy"))),
     ReadIndex(RACK),
     ReadIndexReply(True, 91),
 ]

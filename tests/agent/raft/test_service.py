@@ -8,7 +8,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from agent.raft.messages import COMMAND_BYTES_MAX, ProposeEntry, VoteReply, decode_asked, encode, encode_asked
+from agent.raft.messages import (
+    COMMAND_BYTES_MAX,
+    ProposeEntry,
+    ProposeReply,
+    VoteReply,
+    decode_asked,
+    encode,
+    encode_asked,
+)
 from agent.raft.service import LeaderSettings
 from covey.core.errors import NoLeader, OutcomeUnknown, Refused
 from covey.core.ids import HostId
@@ -377,3 +385,39 @@ def test_settings_that_make_no_sense_are_refused(given: dict[str, Any], why: str
 
 def test_settings_of_a_rack_are_accepted() -> None:
     assert msgspec.convert({"voters": ["a", "b", "c"]}, LeaderSettings).timing().lease_s < 1.2
+
+
+@virtual
+async def test_commands_of_one_turn_go_to_the_leader_as_one_message_or_singly_to_an_older_one() -> None:
+    async with Rack("a", "b", "c", "d") as rack:
+        leader, d = await rack.led(), rack.members["d"]
+        await asyncio.sleep(0.5)
+        asked: list[str] = []
+        answer = leader.log.answer
+
+        async def older(sender: HostId, data: bytes) -> bytes:
+            asked.append(type(decode_asked(data)).__name__)
+            if "Entries" in asked[-1] and len(asked) > 1:
+                raise Refused(2, "unknown", "", "")
+            return await answer(sender, data)
+
+        leader.log.answer = older  # type: ignore[method-assign]
+        for count in (1, 2):
+            await asyncio.gather(*(d.log.propose(f"{count} {n}".encode()) for n in range(20)))
+            assert sorted(set(leader.commands)) == sorted(leader.commands) and len(leader.commands) == 20 * count
+        assert asked.count("ProposeEntries") == 2 and asked.count("ProposeEntry") >= 20
+
+
+@virtual
+async def test_who_led_before_it_restarted_does_not_say_that_nothing_was_proposed() -> None:
+    async with Rack("a", "b", "c", "d") as rack:
+        leader = await rack.led()
+        await asyncio.sleep(0.5)
+        question = encode_asked(ProposeEntry(rack.members["a"].log.rack, b"i" * 16, 1, 0, b"x"))
+        leader.kill()
+        await leader.start()
+        await asyncio.sleep(0.1)
+        assert decode_asked(await leader.log.answer(HostId("d"), question)) == ProposeReply("perhaps")
+        await asyncio.sleep(5)
+        other = next(member for member in rack.members.values() if member.log.leader != member.name)
+        assert decode_asked(await other.log.answer(HostId("d"), question)) == ProposeReply("not leader")
