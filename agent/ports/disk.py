@@ -21,6 +21,7 @@ from typing import TypeVar
 
 from agent.ports.last_room import BULK, FULL, LEFT, RESERVED, DiskReserve, free_in, kept_free
 from covey.core.units import format_size
+from covey.ports.disk import UnsyncedWrite
 
 R = TypeVar("R")
 DIRECT_BYTES = 4096
@@ -67,6 +68,9 @@ class DirectoryDisk:
     async def append(self, name: str, data: bytes) -> None:
         path = self.path(name)
         await self._do(self._in_room, name, len(data), lambda: self._append(path, data))
+
+    async def append_noted(self, name: str, data: bytes, note: UnsyncedWrite) -> None:
+        await self._do(self._append_noted, name, self.path(name), data, note, self.path(note.name))
 
     async def truncate(self, name: str, size: int) -> None:
         await self._do(self._truncate, self.path(name), size)
@@ -145,6 +149,11 @@ class DirectoryDisk:
                     continue
                 raise
             return
+
+    def _append_noted(self, name: str, path: str, data: bytes, note: UnsyncedWrite, noted: str) -> None:
+        self._in_room(name, len(data), lambda: self._append(path, data))
+        size, end = len(note.data), note.offset + len(note.data)
+        self._in_room(note.name, size, lambda: self._write_at(noted, note.offset, note.data), end)
 
     def _leave_room(self, name: str, size: int, end: int) -> None:
         """OSError when less would stay free than bulk leaves to others. What makes no file longer is written all the

@@ -4,6 +4,8 @@ import random
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+from covey.ports.disk import UnsyncedWrite
+
 R = TypeVar("R")
 SECTOR = 64
 """Bytes of a sector: fewer than real ones, so that short writes are torn too."""
@@ -70,6 +72,10 @@ class MemoryDisk:
             elif fate < 0.25:
                 kept[at:end] = rng.randbytes(end - at)
         return bytes(kept)
+
+    async def append_noted(self, name: str, data: bytes, note: UnsyncedWrite) -> None:
+        await self.append(name, data)
+        await self.write_at(*note)
 
     async def truncate(self, name: str, size: int) -> None:
         if self._fails():

@@ -24,6 +24,7 @@ from typing import Any, Literal, Protocol
 from agent.ports.job_records import RecordFile
 from chaos.world.seen import ProcessSeen
 from covey.core.job_records import By, JobRecord, Range, RecordsAsked, RecordSum
+from covey.ports.disk import UnsyncedWrite
 from covey.ports.processes import ProcessId
 
 SECTOR_BYTES = 512
@@ -396,6 +397,10 @@ class ProcessDisk:
 
     async def append(self, name: str, data: bytes) -> None:
         await self._run(Append(self._disk, name, bytes(data)), name, len(data), FSYNC_S, len(data))
+
+    async def append_noted(self, name: str, data: bytes, note: UnsyncedWrite) -> None:
+        await self.append(name, data)
+        await self.write_at(*note)
 
     async def truncate(self, name: str, size: int) -> None:
         await self._run(Truncate(self._disk, name, size), name, 0, FSYNC_S, size - self._size(name))

@@ -1,6 +1,14 @@
 """The disk of a host, below its state directory."""
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
+
+
+class UnsyncedWrite(NamedTuple):
+    """What `Disk.write_at` takes."""
+
+    name: str
+    offset: int
+    data: bytes
 
 
 class Disk(Protocol):
@@ -12,6 +20,10 @@ class Disk(Protocol):
 
     async def append(self, name: str, data: bytes) -> None:
         """Append, durable on return. A crash may leave a torn tail: records carry their own length and checksum."""
+
+    async def append_noted(self, name: str, data: bytes, note: UnsyncedWrite) -> None:
+        """Do `append`, and once that is durable `write_at` with the note, in one go: a note is there only of what is
+        durable, and perhaps of nothing. OSError: both may be done, or a part."""
 
     async def truncate(self, name: str, size: int) -> None: ...
     async def write_at(self, name: str, offset: int, data: bytes | bytearray | memoryview) -> None:

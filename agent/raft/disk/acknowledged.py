@@ -4,9 +4,10 @@
 
 The log alone cannot tell a torn tail, which was not acknowledged, from a tail that was cut off, rotted, or replaced by
 an older copy after it was acknowledged. So after each write that is durable, and before it is acknowledged, its
-generation and length go here. This write is not synced: it costs some microseconds, it survives every death of a
-process, and when the power fails the record is a little older than the log, never newer. A log that is shorter than
-its record has lost entries that it acknowledged; one that is missing while the record exists has voted before.
+generation and length go here, in the same go as the log's own write. The record is not synced: it costs some
+microseconds, it survives every death of a process, and when the power fails it is a little older than the log, never
+newer. A log that is shorter than its record has lost entries that it acknowledged; one that is missing while the record
+exists has voted before.
 
 The record lies outside the log's folder, so it stays when an operator deletes or moves that folder.
 """
@@ -17,7 +18,7 @@ import zlib
 import msgspec
 
 from agent.raft.messages import NO_RACK, Count, Identity, Rack
-from covey.ports.disk import Disk
+from covey.ports.disk import Disk, UnsyncedWrite
 from covey.wire.checked import OtherFormat, other_format
 
 FILE = "acknowledged"
@@ -73,17 +74,23 @@ class Acknowledged:
     async def begin(self, rack: bytes, identity: bytes, generation: int, size: int) -> None:
         """Write the first record since the start or of a generation, durable on return."""
         if self._has_slots:
-            await self.note(rack, identity, generation, size)
+            await self._disk.write_at(*self.note(rack, identity, generation, size))
+            self._number += 1
             await self._sync()
             return
         self._number += 1
         await self._disk.replace(FILE, _slot(AcknowledgedRecord(self._number, rack, identity, generation, size)) * 2)
         self._has_slots = True
 
-    async def note(self, rack: bytes, identity: bytes, generation: int, size: int) -> None:
+    def note(self, rack: bytes, identity: bytes, generation: int, size: int) -> UnsyncedWrite:
+        """The next record, to be written once what it says is durable; then comes `noted`."""
+        number = self._number + 1
+        slot = _slot(AcknowledgedRecord(number, rack, identity, generation, size))
+        return UnsyncedWrite(FILE, number % 2 * SLOT_BYTES, slot)
+
+    async def noted(self) -> None:
+        """Count the record, which was written."""
         self._number += 1
-        slot = _slot(AcknowledgedRecord(self._number, rack, identity, generation, size))
-        await self._disk.write_at(FILE, self._number % 2 * SLOT_BYTES, slot)
         self._unsynced += 1
         if self._unsynced >= SYNC_EVERY:
             await self._sync()

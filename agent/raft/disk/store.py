@@ -212,10 +212,12 @@ class Store:
         if self._torn:
             await self._disk.truncate(self._name("log"), self._size)
         self._torn = True
-        await self._disk.append(self._name("log"), written)
+        size, hard = self._size + len(written), requests[-1].hard
+        note = self._acknowledged.note(hard.rack, hard.identity, self._generation, size)
+        await self._disk.append_noted(self._name("log"), written, note)
         self._torn = False
-        self._size, self._hard = self._size + len(written), requests[-1].hard
-        await self._acknowledged.note(self._hard.rack, self._hard.identity, self._generation, self._size)
+        self._size, self._hard = size, hard
+        await self._acknowledged.noted()
 
     async def checkpoint(self, request: SaveSnapshot) -> None:
         """Write the snapshot and what is left of the log as a new generation, durable on return. OSError: the earlier

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from agent.locks import StateDirectoryTaken, StateLock
 from agent.ports.disk import NAME, OPEN_FILES_MAX, DirectoryDisk
+from covey.ports.disk import UnsyncedWrite
 
 
 @pytest.fixture
@@ -106,6 +107,30 @@ async def test_an_append_is_synced_and_a_new_file_is_listed_durably(
     assert calls.seen == ["fsync directory", "fdatasync"]
     await disk.append("log", b"two")
     assert calls.seen == ["fsync directory", "fdatasync", "fdatasync"]
+
+
+async def test_a_note_of_an_append_comes_once_that_is_durable_in_the_same_hop(
+    disk: DirectoryDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await disk.append("log", b"one|")
+    await disk.write_at("noted", 0, bytes(8))
+    with monkeypatch.context() as patch:
+        Calls(patch, fail="fdatasync")
+        with pytest.raises(OSError):
+            await disk.append_noted("log", b"two|", UnsyncedWrite("noted", 4, b"2222"))
+    assert await disk.read("noted") == bytes(8)
+    await disk.truncate("log", 4)
+    hops, submit = [], disk._thread.submit
+
+    def counted(*work: Any) -> Any:
+        hops.append(work)
+        return submit(*work)
+
+    monkeypatch.setattr(disk._thread, "submit", counted)
+    calls = Calls(monkeypatch)
+    await disk.append_noted("log", b"two|", UnsyncedWrite("noted", 4, b"2222"))
+    assert (calls.seen, len(hops)) == (["fdatasync"], 1)
+    assert (await disk.read("log"), await disk.read("noted")) == (b"one|two|", bytes(4) + b"2222")
 
 
 async def test_an_append_that_fails_half_way_leaves_nothing_behind(

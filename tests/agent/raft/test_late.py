@@ -108,7 +108,8 @@ def test_a_torn_record_leaves_the_one_before_it() -> None:
     acknowledged = Acknowledged(disk)
     run(acknowledged.begin(b"r" * len(NO_RACK), b"i" * IDENTITY_BYTES, 1, 100))
     for size in range(101, 110):
-        run(acknowledged.note(b"r" * len(NO_RACK), b"i" * IDENTITY_BYTES, 1, size))
+        run(disk.write_at(*acknowledged.note(b"r" * len(NO_RACK), b"i" * IDENTITY_BYTES, 1, size)))
+        run(acknowledged.noted())
         newest = max((0, SLOT_BYTES), key=lambda at: _size(disk.files["acknowledged"], at))
         whole = bytearray(disk.files["acknowledged"])
         whole[newest + 20] ^= 1

@@ -388,7 +388,7 @@ def test_settings_of_a_rack_are_accepted() -> None:
 
 
 @virtual
-async def test_commands_of_one_turn_go_to_the_leader_as_one_message_or_singly_to_an_older_one() -> None:
+async def test_commands_of_one_turn_go_as_one_message_or_singly_to_an_older_leader() -> None:
     async with Rack("a", "b", "c", "d") as rack:
         leader, d = await rack.led(), rack.members["d"]
         await asyncio.sleep(0.5)
