@@ -82,6 +82,8 @@ JOBS_SOCKET = "jobs.sock"
 DEVICES_FILE = "gpus.json"
 """The file in `state_dir` that says which GPUs NVIDIA's driver listed here before
 (`agent/ports/devices/inventory.py`)."""
+MEET_S = 2.0
+"""Seconds after which links and log are told of all hosts again although gossip knows nothing new."""
 USERS_S = 10.0
 """Seconds between two looks at whether jobs can run as other users."""
 AGENT, LOG = "agent", "log"
@@ -393,8 +395,12 @@ class HostAgent:
         self.log.hosts(alive, away)
 
     async def _meet(self) -> None:
+        met, met_s = -1, 0.0
         while True:
-            self._meet_now()
+            now_s = self.env.clock.now_s()
+            if self.gossip.changes != met or now_s - met_s >= MEET_S:
+                met, met_s = self.gossip.changes, now_s
+                self._meet_now()
             await asyncio.sleep(0.25)
 
     async def _seconds(self) -> None:

@@ -171,8 +171,12 @@ class HostWatch:
         self._forget(views, now_s)
         found: dict[HostId, dict[str, Trouble]] = {}
         lasting: set[tuple[HostId, str]] = set()
+        said = {view.host: wrong for view in views if isinstance(wrong := _said(view, self), WrongNow)}
+        claimed = {name for wrong in said.values() for name in wrong.names}
+        known = {view.host for view in views}
         for view in views:
-            for kind, trouble, waits in self._of(view, views, log, now_s):
+            own = said.get(view.host, WrongNow())
+            for kind, trouble, waits in self._of(view, own, view.host in claimed, known, log):
                 if waits:
                     lasting.add((view.host, kind))
                     if now_s - self._since.setdefault((view.host, kind), now_s) < LASTING_S:
@@ -204,21 +208,20 @@ class HostWatch:
         self._by = {host: by for host, by in self._by.items() if host in known}
 
     def _of(
-        self, view: HostView, views: Sequence[HostView], log: LogSeen, now_s: float
+        self, view: HostView, own: WrongNow, is_claimed: bool, known: set[HostId], log: LogSeen
     ) -> list[tuple[str, Trouble, bool]]:
-        """The troubles of a host, each with its kind, and whether it has to last before it is told."""
-        said = [wrong for each in views if isinstance(wrong := _said(each, self), WrongNow)]
+        """The troubles of a host, each with its kind, and whether it has to last before it is told. `own`: what it says
+        is wrong; `is_claimed`: whether any host says that two have its name."""
         found: list[tuple[str, Trouble, bool]] = []
-        if any(view.host in wrong.names for wrong in said):
+        if is_claimed:
             claimed = self._claimed.get(view.host)
             found.append(("twin", contested(claimed.at if claimed else ""), False))
-        own = _said(view, self)
-        if isinstance(own, WrongNow) and own.full:
+        if own.full:
             found.append(("full", full(own.full), False))
         if self._flaps(view.host) and not self._is_slandered(view.host):
             found.append(("flaps", flapping(view.host, len(self._returns[view.host])), False))
         if view.host == self._me:
-            unknown = sorted(set(log.voters) - {each.host for each in views})
+            unknown = sorted(set(log.voters) - known)
             found += [(f"unknown {host}", unknown_voter(host), True) for host in unknown]
         elif view.state not in NOT_LIVE:
             found += _of_its_log(view, log) if log.now.rack else []

@@ -18,12 +18,12 @@ from gossip.membership.machine import Membership
 from gossip.membership.machine import events as members
 from gossip.membership.machine.table import Member
 from gossip.membership.messages import AnyMessage as AboutMembers
-from gossip.membership.messages import MemberRecord
+from gossip.membership.messages import MemberRecord, Ping
 from gossip.settings import GossipSettings
 from gossip.spread import machine as spread
 from gossip.spread.machine import Spread
 from gossip.spread.messages import AnyMessage as AboutFacts
-from gossip.types import HostDown, HostState, HostUp, HostView, MemberAway, SendDatagram, Sender
+from gossip.types import HostDown, HostState, HostUp, HostView, MemberAway, SendDatagram, Sender, size
 
 
 class GossipStarted(msgspec.Struct, frozen=True):
@@ -69,6 +69,8 @@ class Gossip:
         self.refused = 0
         """The number of datagrams with facts from hosts that are not alive here."""
         self._since_s = 0.0
+        self._moves = 0
+        """How often the state of a host changed."""
 
     def handle(self, event: Event, now_s: float) -> Sequence[Action]:
         match event:
@@ -88,7 +90,7 @@ class Gossip:
                 return self._members(event, now_s)
             case spread.Published():
                 return self._spread(event, now_s)
-            case spread.RoundDue() | spread.BeatDue() | spread.PushDue():
+            case spread.RoundDue() | spread.PushDue():
                 return () if self.membership.leaving else self._spread(event, now_s)
             case (
                 members.ProbeDue()
@@ -118,7 +120,8 @@ class Gossip:
         if not self.membership.accepts(heard.sender) or self.membership.leaving:
             self.refused += 1
             return actions
-        return [*actions, *self._spread(spread.Told(heard.sender, heard.source, tuple(facts)), now_s)]
+        answers = self._spread(spread.Told(heard.sender, heard.source, tuple(facts)), now_s)
+        return joined([*actions, *answers], self.spread.budget)
 
     def _members(self, event: members.Event, now_s: float) -> list[Action]:
         """Hand an event to membership, and return its actions. `Spread` receives first which hosts came and went."""
@@ -126,19 +129,30 @@ class Gossip:
         for action in self.membership.handle(event, now_s):
             match action:
                 case members.ForgetMember():
+                    self._moves += 1
                     actions += self._spread(spread.PeerForgotten(action.host), now_s)
                 case Publish():
+                    self._moves += 1
                     actions += self._changed(action, now_s)
                     actions.append(action)
-                case SendDatagram() | SetTimer():
+                case SendDatagram():
+                    actions.append(self._with_digest(action, now_s))
+                case SetTimer():
                     actions.append(action)
         return actions
+
+    def _with_digest(self, say: SendDatagram, now_s: float) -> SendDatagram:
+        """The datagram; a probe carries the digest as far as there is room."""
+        if self.membership.leaving or not any(isinstance(message, Ping) for message in say.messages):
+            return say
+        digest = self.spread.digest(self.spread.budget - sum(map(size, say.messages)), now_s)
+        return say if digest is None else SendDatagram(say.to, (*say.messages, digest))
 
     def _changed(self, tell: Publish, now_s: float) -> list[Action]:
         match tell.fact:
             case HostUp(host):
                 member = self.membership.members.get(host)
-                return [] if member is None else self._spread(spread.PeerUp(host, member.identity), now_s)
+                return [] if member is None else self._spread(spread.PeerUp(host, member.identity, member.boot), now_s)
             case HostDown(host) | MemberAway(host):
                 return self._spread(spread.PeerDown(host), now_s)
             case _:
@@ -157,6 +171,11 @@ class Gossip:
         return actions
 
     # ---- what is known ----
+
+    @property
+    def changes(self) -> int:
+        """It grows with each change of a host's state or facts, and not with their ages."""
+        return self._moves + self.spread.changes
 
     def hosts(self, now_s: float) -> list[HostView]:
         """Every host that is remembered, this one included, sorted by name."""
@@ -217,3 +236,17 @@ class Gossip:
         self.spread.check()
         live = {member.identity for member in self.membership.members.values() if member.live and not member.remembered}
         assert set(self.spread.live) <= live, "facts of a host that is not alive are passed on"
+
+
+def joined(actions: Sequence[Action], budget: int) -> list[Action]:
+    """The actions, with the datagrams to one address put into one as far as they fit."""
+    found: list[Action] = []
+    for action in actions:
+        last = found[-1] if found else None
+        if isinstance(action, SendDatagram) and isinstance(last, SendDatagram) and last.to == action.to:
+            messages = (*last.messages, *action.messages)
+            if sum(map(size, messages)) <= budget:
+                found[-1] = SendDatagram(action.to, messages)
+                continue
+        found.append(action)
+    return found

@@ -72,6 +72,8 @@ TICK_S = 0.2
 """The most seconds between two ticks; shorter where probes are quicker than by default."""
 STALL_S = 0.1
 """Seconds by which a late timer shows a stall; less, too, where probes are quicker than by default."""
+VIEW_S = 1.0
+"""Seconds after which the view of all hosts is made anew although nothing changed: by so much are its ages late."""
 GOODBYES = 3
 GOODBYE_INTERVAL_S = 0.05
 
@@ -126,6 +128,8 @@ class GossipService:
         self._stall_s = min(STALL_S, settings.probe_timeout_s / 4)
         self._saved: tuple[MemberRecord, ...] = ()
         self._alone = False
+        self._viewed: tuple[int, float, tuple[HostView, ...]] = (-1, 0.0, ())
+        """The view of all hosts, after how many changes and when it was made."""
         self._versions: set[int] = set()
         """Other gossip versions, received under this host's key: one byte, so at most 255."""
         self._seeds: Seeds | None = None
@@ -220,9 +224,18 @@ class GossipService:
         """A new token, by which one host can get the key of the rack from this agent; None: too many are good."""
         return self._tokens.make(self._env.entropy(ID_BYTES + SECRET_BYTES), self._env.clock.now_s())
 
+    @property
+    def changes(self) -> int:
+        """It grows with each change of a host's state or facts, and not with their ages."""
+        return self._gossip.changes
+
     def hosts(self) -> Sequence[HostView]:
-        """Every host that is remembered, this one included, sorted by name."""
-        return self._gossip.hosts(self._env.clock.now_s())
+        """Every host that is remembered, this one included, sorted by name: one view for all who ask, made anew when a
+        fact or a state changes, and otherwise once in `VIEW_S`."""
+        now_s, changes = self._env.clock.now_s(), self._gossip.changes
+        if changes != self._viewed[0] or now_s - self._viewed[1] >= VIEW_S:
+            self._viewed = changes, now_s, tuple(self._gossip.hosts(now_s))
+        return self._viewed[2]
 
     def peer(self, host: HostId) -> HostView | None:
         """One host, or None when it is not known."""

@@ -44,10 +44,10 @@ class GossipSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     announce_interval_s_max: float = 60.0
     """The most seconds between two calls of a missing seed or a gone host, forever, so that split racks merge."""
     spread_interval_s: float = 0.5
-    """Seconds between two comparisons of facts with a random host (two rounds a second kept 99 % of ages under 3.4 s at
-    200)."""
+    """Seconds between two digests of new facts, each to a random host; a host that learned nothing sends none."""
     heartbeat_s: float = 2.0
-    """Seconds after which a host's facts get a new version, so that their age shows whether they are current."""
+    """Seconds without a probe after which a host tells another one what it has of all hosts, so that ages of facts show
+    whether they are current; probes carry it otherwise."""
     away_s: int = 60
     """Seconds that are announced at SIGTERM: this host restarts and is back within them, and its processes keep
     running, so other hosts take nothing back. 0: it leaves. SIGINT always leaves."""

@@ -140,8 +140,8 @@ class HostView(msgspec.Struct, frozen=True, kw_only=True):
     since_s: float = 0.0
     """When the state last changed, on this host's monotonic clock."""
     age_s: float = 0.0
-    """Seconds since the newest fact of the host was made, the time to reach this host included; 0 for this host
-    itself."""
+    """Seconds since what is known of the host was certainly its newest, by its own word, passed on by any hosts; 0 for
+    this host itself."""
     suspected_by: HostId | None = None
     """The host that could not reach it, for a suspect host and for one that is gone."""
     values: Mapping[str, bytes] = {}
@@ -152,12 +152,16 @@ class HostView(msgspec.Struct, frozen=True, kw_only=True):
     def value(self, key: str, kind: type[msgspec.Struct]) -> msgspec.Struct | None:
         """A published value, or None when absent or malformed (a host of another version)."""
         found = self.values.get(key)
-        if found is None:
-            return None
-        try:
-            return msgspec.msgpack.decode(found, type=kind)
-        except msgspec.DecodeError:
-            return None
+        return None if found is None else _decoded(found, kind)
+
+
+@lru_cache(maxsize=8192)
+def _decoded(value: bytes, kind: type[msgspec.Struct]) -> msgspec.Struct | None:
+    """A value, decoded once for all who read it."""
+    try:
+        return msgspec.msgpack.decode(value, type=kind)
+    except msgspec.DecodeError:
+        return None
 
 
 # ---- fitting into datagrams ------------------------------------------------------------------------------------------

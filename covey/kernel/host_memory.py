@@ -22,7 +22,7 @@ VERSION_2: Files = (("sys/fs/cgroup", "sys/fs/cgroup/unified"), ("memory.max", "
 def memory_now(root: str = "/") -> MemoryNow:
     """The memory now, from /proc and /sys below `root`; files that are absent (no cgroups, no PSI) are no limit and no
     pressure."""
-    machine = _table(os.path.join(root, "proc/meminfo"))
+    machine = _table(os.path.join(root, "proc/meminfo"), "MemTotal:", "MemAvailable:", "MemFree:")
     total = machine.get("MemTotal:", 0) * 1024
     available = machine.get("MemAvailable:", machine.get("MemFree:", 0)) * 1024
     pressure = _pressure(os.path.join(root, "proc/pressure/memory"))
@@ -30,7 +30,7 @@ def memory_now(root: str = "/") -> MemoryNow:
         total = min(total, limit)
         available = min(available, max(0, limit - used + reclaimable))
         pressure = max(pressure, group_pressure)
-    kills = _table(os.path.join(root, "proc/vmstat")).get("oom_kill")
+    kills = _table(os.path.join(root, "proc/vmstat"), "oom_kill").get("oom_kill")
     return MemoryNow(
         total_bytes=total, available_bytes=min(available, total), pressure_some_avg10=pressure, oom_kills=kills
     )
@@ -58,7 +58,7 @@ def _groups(root: str) -> Iterator[tuple[int, int, int, float]]:
                 used = _number(os.path.join(directory, usage), -1)
                 if limit >= UNLIMITED or used < 0:
                     continue
-                counts = _table(os.path.join(directory, "memory.stat"))
+                counts = _table(os.path.join(directory, "memory.stat"), "total_inactive_file", "inactive_file")
                 reclaimable = counts.get("total_inactive_file", counts.get("inactive_file", 0))
                 yield limit, used, min(reclaimable, used), _pressure(os.path.join(directory, "memory.pressure"))
 
@@ -74,11 +74,20 @@ def _upwards(mount: str, path: str) -> Iterator[str]:
 
 
 def _read(path: str) -> str | None:
+    """A file of the kernel, 64 KiB at most: without buffers and decoders, since this is read again each second."""
     try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read(1 << 16)
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    parts: list[bytes] = []
+    try:
+        while (part := os.read(file, 1 << 16)) and sum(map(len, parts)) < 1 << 16:
+            parts.append(part)
     except OSError:  # PSI may be built in but switched off: EOPNOTSUPP on read
         return None
+    finally:
+        os.close(file)
+    return b"".join(parts).decode(errors="replace")
 
 
 def _number(path: str, otherwise: int) -> int:
@@ -87,10 +96,14 @@ def _number(path: str, otherwise: int) -> int:
     return int(text) if text.isdigit() else otherwise
 
 
-def _table(path: str) -> dict[str, int]:
-    """The numbers in `name number ...` lines, by name."""
-    rows = (line.split() for line in (_read(path) or "").splitlines())
-    return {row[0]: int(row[1]) for row in rows if len(row) >= 2 and row[1].isdigit()}
+def _table(path: str, *names: str) -> dict[str, int]:
+    """The numbers in `name number ...` lines, by name, of these names."""
+    text, found = "\n" + (_read(path) or ""), {}
+    for name in names:
+        words = text.partition(f"\n{name} ")[2][:80].split(maxsplit=1)
+        if words and words[0].isdigit():
+            found[name] = int(words[0])
+    return found
 
 
 def _pressure(path: str) -> float:

@@ -221,7 +221,7 @@ class Membership:
         if now_s - since_s >= EARLIER_S:
             self._table.conflict(sender.host, heard.source, now_s)
             if self._may_remark(sender.identity, now_s):
-                self._table.send(heard.source, m.NameTaken(sender.host))
+                self._table.out.append(SendDatagram(heard.source, (m.NameTaken(sender.host),)))
 
     def _may_remark(self, about: int, now_s: float) -> bool:
         """Whether a remark may be sent now: a limit per sender, since two hosts that cannot agree must not answer each
@@ -251,7 +251,7 @@ class Membership:
                     pass
         self._table.conflict(sender.host, source, now_s)
         if self._may_remark(sender.identity, now_s):
-            self._table.send(source, m.NameTaken(sender.host))
+            self._table.out.append(SendDatagram(source, (m.NameTaken(sender.host),)))
         return False
 
     def _remarks(self, sender: Sender) -> list[Message]:

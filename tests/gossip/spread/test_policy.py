@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gossip.settings import DATAGRAM_BYTES
-from gossip.spread import policy
+from gossip.spread import messages, policy
 from gossip.spread.messages import KEYS_MAX, TOMBSTONES_MAX, VALUE_BYTES_MAX, Delta, FactEntry, KnownVersion
 from gossip.spread.policy import ENTRY_BYTES, MAP_BYTES_MAX, Facts
 from gossip.types import U32_MAX, U63_MAX, size
@@ -185,8 +185,8 @@ def test_an_entry_costs_no_more_than_it_is_counted_for(key: str, value: bytes) -
 
 @given(st.lists(st.integers(0, U63_MAX), unique=True, max_size=50), st.integers(1, 10))
 def test_ranges_cover_every_identity_once(identities: list[int], per_batch: int) -> None:
-    rows = [KnownVersion(identity, 1, 1) for identity in sorted(identities)]
-    batches = [rows[start : start + per_batch] for start in range(0, len(rows), per_batch)] or [[]]
+    known = [KnownVersion(identity, 1, 1) for identity in sorted(identities)]
+    batches = [known[start : start + per_batch] for start in range(0, len(known), per_batch)] or [[]]
     found = policy.ranges(batches)
     assert found[0][0] == 0 and found[-1][1] == U63_MAX
     assert all(before[1] + 1 == after[0] for before, after in itertools.pairwise(found))
@@ -200,3 +200,19 @@ def test_a_map_written_anew_beats_what_was_known_before() -> None:
     told = policy.merged(Facts(1, 500, 0, 0.0, {"z": FactEntry("z", 3, b"old")}), policy.delta(7, anew, 0, 0.0), 0.0)
     assert told is not None and told.values == facts.values
     assert policy.since(anew, 1, 500) == 0
+
+
+@given(st.integers(1, U32_MAX), st.integers(-32767, 32767))
+def test_which_version_is_newer_holds_over_the_turn_of_the_counter(version: int, apart: int) -> None:
+    other = max(1, version + apart)
+    assert messages.behind(messages.wrapped(other), version) == version - other
+    assert (
+        messages.behind(messages.wrapped(0), version) == version and messages.behind(messages.wrapped(version), 0) < 0
+    )
+    assert messages.behind(messages.wrapped(0), 0) == 0
+
+
+@given(st.floats(0, 700))
+def test_an_age_on_its_way_never_gets_younger(age_s: float) -> None:
+    steps = messages.steps(age_s)
+    assert steps == messages.AGE_UNKNOWN or -1e-6 <= steps * messages.AGE_STEP_S - age_s <= messages.AGE_STEP_S
