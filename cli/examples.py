@@ -68,7 +68,7 @@ EXAMPLES: Mapping[str, Sequence[str]] = {
     "rack join": ("agentctl rack join gpu1:7946 --token-file token.txt --config agent.toml --no-start",),
     "rack token": ("agentctl rack token",),
     "login": ("agentctl login --days 7",),
-    "keys": ("agentctl keys", "agentctl keys rotate"),
+    "keys": ("agentctl keys", "agentctl keys rotate", "agentctl keys install"),
     "voters": ("agentctl voters", "agentctl voters replace gpu2 gpu4"),
     "quota": ("agentctl quota", "agentctl quota ml 16"),
     "tenant": ("agentctl tenant list", "agentctl tenant add ml --users ann,bob --quota 16"),

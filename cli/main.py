@@ -66,7 +66,10 @@ NOUNS = {
     "volume": (ACT, "create, list, show and remove volumes of remote memory; swap, NBD"),
     "rack": (ACT, "begin a rack on this host (init), join one (join), let a host join (token)"),
     "login": (ACT, "get a certificate, with which other hosts know you: agentctl --agent https://gpu1:8470 jobs"),
-    "keys": (ACT, "show the keys of gossip by their hashes; give all hosts a new one (rotate)"),
+    "keys": (
+        ACT,
+        "show the keys of gossip by their hashes; give all hosts a new one (rotate, or install, use, remove)",
+    ),
     "voters": (ACT, "show or change which hosts vote on the log"),
     "quota": (ACT, "show or set how many GPUs a tenant may hold"),
     "tenant": (ACT, "list tenants, and say which users may submit for which: agentctl tenant add ml --users ann"),

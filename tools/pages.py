@@ -139,7 +139,7 @@ ROUTES = {
     "POST /v1/volumes/{id}/give-up": "stop waiting for lenders that do not answer",
     "POST /v1/volumes/{id}/export": "start or stop serving a volume over NBD",
     "POST /v1/volumes/{id}/swap": "use a volume as swap of its host, or stop that",
-    "POST /v1/keys/turn": "take the next step of a rotation of keys on every host",
+    "POST /v1/keys/turn": "take the next step of a rotation of keys on every host, or the `step` of the key `id`",
     "POST /v1/login": "make a certificate for the user who asks, by a request `csr`, for `days`",
     "POST /v1/tokens": "make a token, by which one host can join within an hour",
     "POST /v1/tensors/move": "move a table of a job's tensors to another aggregator",

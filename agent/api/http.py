@@ -370,7 +370,7 @@ class HttpApi:
         post("/v1/volumes/{id}/export", self._ask("memory.export", _volume_body))
         post("/v1/volumes/{id}/swap", self._ask("memory.swap", _volume_body))
         post("/v1/tensors/move", self._ask("aggregator.move", _body))
-        post("/v1/keys/turn", self._ask("agent.turn_keys", _nothing))
+        post("/v1/keys/turn", self._ask("agent.turn_keys", _any_body))
         post("/v1/tokens", self._ask("agent.make_token", _nothing))
         post("/v1/login", self._ask("agent.login", _body))
         post("/v1/voters", self._ask("agent.change_voters", _body))
@@ -522,6 +522,10 @@ async def _path_and_body(request: web.Request) -> dict[str, Any]:
 
 async def _path_and_any_body(request: web.Request) -> dict[str, Any]:
     return {**(await _body(request) if request.can_read_body else {}), "id": _id(request)}
+
+
+async def _any_body(request: web.Request) -> dict[str, Any]:
+    return await _body(request) if request.can_read_body else {}
 
 
 async def _path_volume(request: web.Request) -> dict[str, Any]:

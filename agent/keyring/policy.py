@@ -5,6 +5,9 @@
 A step begins only when every host has taken the one before, as each of them says at that moment. So whoever seals with
 a key is read by everybody, a host that was away at a step is caught up with first, and a rotation that stopped half way
 continues from any host. Keys are called by a hash; numbers say which one is the newest.
+
+The steps can also be asked for one by one, by the hash of a key. `use` and `remove` are refused where a host would not
+be heard afterwards, or where that is not known.
 """
 
 from collections.abc import Sequence
@@ -27,9 +30,9 @@ NUMBER_MAX = 1 << 31
 class KeyStep(Message, frozen=True):
     """One host asks another to change its ring, and is answered with its row; it goes over an encrypted link."""
 
-    step: Literal["tell", "install", "use", "remove"]
+    step: Literal["tell", "install", "use", "remove", "drop"]
     id: Annotated[str, Meta(max_length=8)] = ""
-    """The key that is installed or used, or that stays when all others are removed."""
+    """The key that is installed, used or dropped, or, of `remove`, that stays when all others are removed."""
     key: Annotated[bytes, Meta(max_length=KEY_BYTES)] = b""
     number: Annotated[int, Meta(ge=0, le=NUMBER_MAX)] = 0
 
@@ -91,6 +94,20 @@ def planned(rows: Sequence[KeyRow], me: HostId) -> Planned:
     return Planned("new", wanted, tuple(row.host for row in rows))
 
 
+def lacking(rows: Sequence[KeyRow], id: str) -> tuple[HostId, ...]:
+    """The hosts without this key."""
+    return tuple(row.host for row in rows if id not in row.ids)
+
+
+def needed(rows: Sequence[KeyRow], id: str, gone: Sequence[HostId]) -> str:
+    """Why this key cannot be removed everywhere; empty: nobody needs it. `gone`: hosts that may come back, and whose
+    keys are not known."""
+    seal = [row.host for row in rows if row.ids[0] == id]
+    if seal:
+        return f"{', '.join(seal)} {'seals' if len(seal) == 1 else 'seal'} with it"
+    return f"{', '.join(gone)}: gone, and its keys are not known" if gone else ""
+
+
 # ---- one host ----
 
 
@@ -108,6 +125,14 @@ def stepped(ring: KeyRing, asked: KeyStep) -> KeyRing:
                 why = f"it seals with {name(ring.keys[0])}, not with {asked.id}"
                 raise Refused(REFUSED, "no key can be removed", why, NEXT)
             return _in_order(ring, [0])
+        case "drop":
+            return _dropped(ring, asked.id)
+
+
+def _dropped(ring: KeyRing, id: str) -> KeyRing:
+    if name(ring.keys[0]) == id:
+        raise Refused(REFUSED, f"key {id} cannot be removed", "the host seals with it", NEXT)
+    return _in_order(ring, [place for place, key in enumerate(ring.keys) if name(key) != id])
 
 
 NEXT = "agentctl keys"

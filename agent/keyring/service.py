@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from agent.event_log import EventLog
-from agent.keyring.policy import REFUSED, KeyRing, KeyStep, Planned, name, planned, stepped
+from agent.keyring.policy import REFUSED, KeyRing, KeyStep, lacking, name, needed, planned, stepped
 from agent.keyring.views import KeyRow, KeysTurned
 from covey.core.errors import Refused
 from covey.core.ids import HostId
@@ -86,29 +86,62 @@ class HostKeyring:
 
     # ---- the rack ----
 
-    async def _turn(self, _arguments: Mapping[str, Any]) -> KeysTurned:
-        """Take the next step of a rotation on every host that has not taken it. Refused when a host does not answer."""
+    async def _turn(self, arguments: Mapping[str, Any]) -> KeysTurned:
+        """Take the `step` that is asked for, or, of none, the next one of a rotation, on every host that has not taken
+        it. Refused when a host does not answer, or would not be heard afterwards."""
+        named, id = str(arguments.get("step") or ""), str(arguments.get("id") or "")
         rows = await self._on_all(self._reached(), KeyStep("tell"))
-        plan = planned(rows, self._env.host)
-        step, hosts = self._step(plan, rows), plan.hosts
+        gone = tuple(view.host for view in self._hosts() if view.state == "gone")
+        step, hosts = self._named(named, id, rows, gone) if named or id else self._next(rows)
         taken = await self._on_all(hosts, step)
         after = {row.host: row for row in (*rows, *taken)}
-        gone = tuple(view.host for view in self._hosts() if view.state == "gone")
-        is_done = planned(list(after.values()), self._env.host).step == "new"
-        return KeysTurned(step.step, step.id, tuple(sorted(hosts)), gone, is_done)
+        is_done = bool(named) or planned(list(after.values()), self._env.host).step == "new"
+        return KeysTurned(named or step.step, step.id, tuple(sorted(hosts)), gone, is_done)
 
-    def _step(self, plan: Planned, rows: Sequence[KeyRow]) -> KeyStep:
+    def _next(self, rows: Sequence[KeyRow]) -> tuple[KeyStep, Sequence[HostId]]:
+        """The next step of a rotation, and who has not taken it."""
+        plan = planned(rows, self._env.host)
         if plan.step == "new":
-            key = self._env.entropy(KEY_BYTES)
-            return KeyStep("install", name(key), key, 1 + max(number for row in rows for number in row.numbers))
-        if plan.step != "install":
-            return KeyStep(plan.step, plan.id)
+            return self._new(rows), plan.hosts
+        if plan.step == "install":
+            return self._install(plan.id, rows, "the rotation cannot continue from here", "rotate"), plan.hosts
+        return KeyStep(plan.step, plan.id), plan.hosts
+
+    def _named(
+        self, named: str, id: str, rows: Sequence[KeyRow], gone: Sequence[HostId]
+    ) -> tuple[KeyStep, Sequence[HostId]]:
+        """A step that was asked for by name, and who has not taken it."""
+        if named == "install" and not id:
+            return self._new(rows), [row.host for row in rows]
+        if named not in ("install", "use", "remove"):
+            raise Refused(2, f"no step {named!r}", "steps are install, use and remove", "agentctl keys --help")
+        lack = lacking(rows, id)
+        if len(lack) == len(rows):
+            raise Refused(REFUSED, f"no host has key {id!r}", "keys are called as the list shows them", "agentctl keys")
+        if named == "install":
+            return self._install(id, rows, f"key {id} cannot be installed from here", f"install {id}"), lack
+        if named == "use":
+            if lack:
+                why = f"{', '.join(lack)}: without it, so that nothing sealed with it can be opened there"
+                raise Refused(REFUSED, f"key {id} cannot be used", why, f"agentctl keys install {id}")
+            return KeyStep("use", id), [row.host for row in rows if row.ids[0] != id]
+        why = needed(rows, id, gone)
+        if why:
+            next_step = f"agentctl hosts forget {gone[0]}, if it never comes back" if gone else "agentctl keys"
+            raise Refused(REFUSED, f"key {id} cannot be removed", why, next_step)
+        return KeyStep("drop", id), [row.host for row in rows if id in row.ids]
+
+    def _new(self, rows: Sequence[KeyRow]) -> KeyStep:
+        key = self._env.entropy(KEY_BYTES)
+        return KeyStep("install", name(key), key, 1 + max(number for row in rows for number in row.numbers))
+
+    def _install(self, id: str, rows: Sequence[KeyRow], what: str, typed: str) -> KeyStep:
+        """The step that installs a key which some host has."""
         for key, number in zip(self._ring.keys, self._ring.numbers, strict=True):
-            if name(key) == plan.id:
-                return KeyStep("install", plan.id, key, number)
-        has = next(row.host for row in rows if plan.id in row.ids)
-        why = f"{self._env.host} lacks the new key {plan.id} itself"
-        raise Refused(REFUSED, "the rotation cannot continue from here", why, f"on {has}: agentctl keys rotate")
+            if name(key) == id:
+                return KeyStep("install", id, key, number)
+        has = next(row.host for row in rows if id in row.ids)
+        raise Refused(REFUSED, what, f"{self._env.host} lacks key {id} itself", f"on {has}: agentctl keys {typed}")
 
     def _reached(self) -> tuple[HostId, ...]:
         return tuple(view.host for view in self._hosts() if view.host == self._env.host or view.state in REACHED)
@@ -121,7 +154,7 @@ class HostKeyring:
             what = (
                 "no key was changed" if step.step == "tell" else f"not every host acknowledges: {step.step} {step.id}"
             )
-            next_step = "start the agents that do not answer, or wait until they are gone; then: agentctl keys rotate"
+            next_step = "start the agents that do not answer, or wait until they are gone; then type it again"
             raise Refused(REFUSED, what, "; ".join(silent), next_step)
         return [each for each in found if isinstance(each, KeyRow)]
 

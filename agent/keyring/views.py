@@ -16,15 +16,15 @@ class KeyRow(msgspec.Struct, frozen=True):
 
 
 class KeysTurned(msgspec.Struct, frozen=True):
-    """A step of `agentctl keys rotate` that every host has acknowledged."""
+    """A step of `agentctl keys` that every host has acknowledged."""
 
     step: str
     """`install`, `use` or `remove`."""
     id: str
-    """The hash of the key that all hosts will have at the end."""
+    """The hash of the key that was installed, used or removed; of a rotation, that all hosts will have at the end."""
     hosts: tuple[HostId, ...]
     """The hosts that took the step now."""
     gone: tuple[HostId, ...]
     """Hosts that are gone, and do not have the new key."""
     done: bool
-    """Whether that was the last step."""
+    """Whether that was the last step of the rotation, or the one that was asked for."""

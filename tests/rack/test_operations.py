@@ -122,6 +122,8 @@ EXIT = {
     "agentctl hosts forget gpu4": 4,  # likewise
     "agentctl tensors --move train/1 gpu4": 3,  # no job of that name pushes tensors then
     "agentctl gpus forget UUID": 3,  # no GPU is called that
+    "agentctl keys use ID": 4,  # no key is called that
+    "agentctl keys remove ID": 4,  # likewise
     "agentctl why slab/demo/0": 3,  # `make run` has that volume
     "agentctl volume show swap1": 3,
     "agentctl volume unswap swap1": 3,

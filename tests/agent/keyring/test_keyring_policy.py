@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.keyring.policy import KeyRing, KeyStep, name, newest, planned, stepped
+from agent.keyring.policy import KeyRing, KeyStep, lacking, name, needed, newest, planned, stepped
 from agent.keyring.service import in_place, of_file
 from covey.core.errors import Refused
 from covey.core.ids import HostId
@@ -68,6 +68,20 @@ def test_a_host_refuses_to_remove_while_it_seals_with_another_key() -> None:
         stepped(ring(OLD), KeyStep("install", "id", b"short", 3))
 
 
+def test_a_key_is_needed_while_a_host_seals_with_it_or_is_gone() -> None:
+    rows = [ring(NEW, OLD).row(A), ring(NEW, OLD).row(B)]
+    assert needed(rows, name(OLD), []) == "" and lacking(rows, name(NEWER)) == (A, B)
+    assert needed([*rows, ring(OLD, NEW).row(C)], name(OLD), []) == "c seals with it"
+    assert needed(rows, name(OLD), [C]) == "c: gone, and its keys are not known"
+    assert (
+        stepped(ring(NEW, OLD), KeyStep("drop", name(OLD)))
+        == ring(NEW)
+        == stepped(ring(NEW), KeyStep("drop", name(OLD)))
+    )
+    with pytest.raises(Refused, match="seals with it"):
+        stepped(ring(OLD, NEW), KeyStep("drop", name(OLD)))
+
+
 def test_a_step_that_was_taken_is_taken_again_without_a_change() -> None:
     has = ring(OLD)
     for step in (KeyStep("install", name(NEW), NEW, 1), KeyStep("use", name(NEW)), KeyStep("remove", name(NEW))):
@@ -99,7 +113,7 @@ def test_random_bytes_are_no_step(body: bytes) -> None:
 
 
 @given(
-    st.sampled_from(("tell", "install", "use", "remove")),
+    st.sampled_from(("tell", "install", "use", "remove", "drop")),
     st.sampled_from((name(OLD), name(NEW), "")) | st.text(max_size=8),
     st.sampled_from((OLD, NEW)) | st.binary(max_size=32),
     st.integers(0, 1 << 31),

@@ -4,14 +4,20 @@ from typing import Any
 
 import pytest
 
+from agent.keyring.policy import name
 from agent.keyring.views import KeysTurned
-from chaos.faults import Kill, Partition, strike
+from chaos.faults import Kill, Lose, Partition, strike
 from chaos.rackworld import SimRack
 from covey.core.errors import Refused
 
 
 def turn(rack: SimRack, on: str) -> KeysTurned:
     found: KeysTurned = rack.ask(on, "agent.turn_keys", {})
+    return found
+
+
+def by_hand(rack: SimRack, on: str, step: str, id: str) -> KeysTurned:
+    found: KeysTurned = rack.ask(on, "agent.turn_keys", {"step": step, "id": id})
     return found
 
 
@@ -53,6 +59,49 @@ def test_a_key_is_rotated_without_a_restart_and_hosts_lose_nothing_of_one_anothe
         rack.settle(60.0)
         assert keys(rack) == {after}, "a host that starts again has the new key, though its file has the old one"
         assert rotate(rack, "h3") == ["install", "use", "remove"] and keys(rack) != {after}
+
+
+def test_a_key_is_rolled_by_hand_and_no_host_is_left_deaf() -> None:
+    with SimRack(38) as rack:
+        rack.start()
+        rack.settle()
+        ((old,),) = ([name(key) for key in ring] for ring in keys(rack))
+
+        def refused(on: str, step: str, id: str, why: str) -> None:
+            before = keys(rack)
+            with pytest.raises(Refused, match=why):
+                by_hand(rack, on, step, id)
+            assert keys(rack) == before
+
+        refused("h1", "use", "0badc0de", "no host has key")
+        refused("h1", "remove", "0badc0de", "no host has key")
+        refused("h1", "drop", old, "no step")
+        refused("h1", "", old, "no step")
+        refused("h1", "remove", old, "h1, h2, h3, h4 seal with it")
+        gone = lambda: any(v.host == "h4" and v.state == "gone" for v in rack.agents["h1"].hosts())  # noqa: E731
+        strike(rack.world, Kill("host", "h4", 600.0))
+        rack.until(gone, 60.0, "h4 is gone")
+        strike(rack.world, Lose(0.1, for_s=5.0))
+        installed = by_hand(rack, "h1", "install", "")
+        assert (installed.hosts, installed.gone) == (("h1", "h2", "h3"), ("h4",))
+        new = installed.id
+        rack.heal()
+        rack.settle(90.0)
+        refused("h2", "remove", old, "seal with it")
+        refused("h1", "use", new, "h4: without it")
+        refused("h4", "install", new, "h4 lacks key")
+        assert by_hand(rack, "h3", "install", new).hosts == ("h4",)
+        assert by_hand(rack, "h4", "use", new).hosts == ("h1", "h2", "h3", "h4")
+        strike(rack.world, Kill("host", "h4", 600.0))
+        rack.until(gone, 60.0, "h4 is gone")
+        refused("h1", "remove", old, "h4: gone, and its keys are not known")
+        rack.heal()
+        rack.settle(90.0)
+        assert by_hand(rack, "h4", "remove", old).hosts == ("h1", "h2", "h3", "h4")
+        assert {tuple(name(key) for key in ring) for ring in keys(rack)} == {(new,)}
+        lost = drops(rack)
+        rack.run(20.0)
+        assert rack.settled() and drops(rack) == lost
 
 
 def test_a_host_that_does_not_answer_stops_a_rotation_and_any_host_ends_it() -> None:
