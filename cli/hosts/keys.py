@@ -36,7 +36,7 @@ def run(context: Context) -> int:
     if id and verb not in STEPS:
         raise AgentctlError(USAGE, f"{verb} takes no ID", f"{id!r} was given", f"agentctl keys {verb}")
     if verb in ("use", "remove") and not id:
-        raise AgentctlError(USAGE, f"{verb} needs the ID of a key", "none was given", "agentctl keys lists them")
+        raise AgentctlError(USAGE, f"{verb} needs the ID of a key", "none was given", "agentctl keys")
     if verb in STEPS:
         return stepped(context, verb, id)
     return rotate(context) if verb == "rotate" else listed(context)

@@ -28,7 +28,11 @@ from cli.rack.processes import Ours
 from cli.table import Paint, plural, table
 
 UP_S = 40.0
-"""How long the agents may take to answer, to see each other and to elect a leader."""
+"""Seconds without progress after which a start is given up, and `UP_S_OF_HOST` more for each agent: they answer, see
+each other and elect a leader. A crowd on few cores takes minutes, of which each second brings it further."""
+UP_S_OF_HOST = 2.0
+PROGRESS_S = 5.0
+"""Seconds between two lines that say how far a start is."""
 LEAVE_S = 5.0
 """How long an agent may take to leave after SIGTERM."""
 NOT_HANDED_ON = ("NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC", "LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES")
@@ -141,31 +145,39 @@ def launch(command: Sequence[str], host: RackHost, directory: Path, environ: Map
 
 def wait_up(rack: Sequence[RackHost], started: Mapping[str, _Agentd], timer: Timer) -> None:
     """Until every agent answers, sees all others alive, and knows the leader."""
-    until_s = time.monotonic() + UP_S
-    wait_for(lambda: [host for host in rack if not answers(host)], started, rack, until_s, "do not answer")
+    wait_for(lambda host: not answers(host), started, rack, timer, "do not answer")
     timer.say(f"{plural(len(rack), 'agent')} up")
-    wait_for(lambda: [h for h in rack if alive_seen(h) < len(rack)], started, rack, until_s, "do not see all others")
+    wait_for(lambda host: alive_seen(host) < len(rack), started, rack, timer, "do not see all others")
     timer.say(f"every agent sees {len(rack)} hosts alive")
-    wait_for(lambda: [host for host in rack if leader_of(host) is None], started, rack, until_s, "do not know a leader")
+    wait_for(lambda host: leader_of(host) is None, started, rack, timer, "do not know a leader")
     timer.say(f"{leader_of(rack[0])} is the leader")
 
 
 def wait_for(
-    missing: Callable[[], list[RackHost]],
+    lacks: Callable[[RackHost], bool],
     started: Mapping[str, _Agentd],
     rack: Sequence[RackHost],
-    until_s: float,
+    timer: Timer,
     trouble: str,
 ) -> None:
-    """Until nothing is missing; an agent that ends meanwhile, or the end of patience, is an AgentctlError."""
-    while found := missing():
+    """Until no host lacks it, saying how far it is; hosts that once had it are not asked again. An agent that ends
+    meanwhile, or no progress for long, is an AgentctlError."""
+    found, since_s, said_s = list(rack), time.monotonic(), time.monotonic()
+    patience_s = UP_S + UP_S_OF_HOST * len(rack)
+    while left := [host for host in found if lacks(host)]:
         for host in rack:
             process = started.get(host.name)
             if process is not None and process.poll() is not None:
                 did_not_come_up(host, f"agentd ended with status {process.returncode}")
-        if time.monotonic() > until_s:
+        now_s = time.monotonic()
+        if len(left) < len(found):
+            found, since_s = left, now_s
+        if now_s - since_s > patience_s:
             names = ", ".join(host.name for host in found)
-            did_not_come_up(found[0], f"after {UP_S:.0f} s these {trouble}: {names}")
+            did_not_come_up(found[0], f"for {patience_s:.0f} s nothing changed, and these {trouble}: {names}")
+        if now_s - said_s > PROGRESS_S:
+            said_s = now_s
+            timer.say(f"{len(found)} of {plural(len(rack), 'agent')} {trouble} yet")
         time.sleep(0.05)
 
 

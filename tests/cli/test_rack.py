@@ -129,10 +129,15 @@ def test_an_agent_that_dies_is_shown_with_the_end_of_its_log(bench: Bench) -> No
     assert "| agentd: the sky is falling" in caught.value.why
 
 
-def test_an_agent_that_never_answers_is_given_up(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rack, "UP_S", 0.0)
-    with pytest.raises(AgentctlError, match="do not answer: gpu1"):
-        bench.start(1)
+def test_an_agent_that_never_answers_is_given_up_and_it_is_said_how_far_it_is(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("UP_S", 0.1), ("UP_S_OF_HOST", 0.1), ("PROGRESS_S", 0.0)):
+        monkeypatch.setattr(rack, name, value)
+    monkeypatch.setattr(rack, "answers", lambda host: host.name == "gpu1")
+    with pytest.raises(AgentctlError, match="for 0 s nothing changed, and these do not answer: gpu2"):
+        bench.start(2)
+    assert any("1 of 2 agents do not answer yet" in line for line in bench.said)
 
 
 def test_a_port_that_was_taken_meanwhile_is_named_with_its_setting(bench: Bench) -> None:
