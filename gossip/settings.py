@@ -32,7 +32,8 @@ class GossipSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     indirect_probes: int = 3
     """The number of other hosts that are asked to ping (SWIM's k; memberlist: 3)."""
     suspicion_factor: int = 4
-    """Shortest suspicion = factor * log10(hosts) * probe interval (memberlist LAN: 4); the longest is 6 times that."""
+    """Shortest suspicion = factor * probe interval (memberlist LAN: 4), an eighth more for each ten times as many hosts
+    as 10; the longest is 6 times that."""
     retransmit_factor: int = 4
     """A rumour is sent factor * ceil(log10(hosts + 1)) times by each host (memberlist LAN: 4)."""
     gossip_interval_s: float = 0.2
