@@ -18,7 +18,7 @@ def test_a_rumour_is_sent_more_often_on_larger_racks() -> None:
 
 
 def test_the_shortest_suspicion_grows_with_the_logarithm_of_hosts() -> None:
-    """By an eighth for ten times as many hosts. Reference: memberlist suspicionTimeout, where 100 take twice as long."""
+    """By an eighth each ten times. Reference: memberlist suspicionTimeout, where 100 take twice as many."""
     assert [policy.suspicion_shortest_s(4, hosts, 1.0) for hosts in (0, 1, 4, 10, 100)] == [4, 4, 4, 4, 4.5]
 
 
