@@ -31,6 +31,7 @@ from agent.ports.processes.processes import ProgramBase
 from agent.program import JsonLog, real_env
 from agent.tasks import Tasks
 from covey.core.units import MIB
+from plugins.memory.datapath.links.write_buffers import WriteBuffers
 from plugins.memory.datapath.vold import Front, VoldConfig
 from plugins.memory.datapath.volumes.paged_volume import Done
 from plugins.memory.datapath.wire.shape import Shape
@@ -107,6 +108,7 @@ class PagesHere:
 
     def __init__(self, size: int) -> None:
         self.shape = Shape("data", size, PAGE, size)
+        self.buffers = WriteBuffers()
         self._data, self._written = memoryview(bytearray(size)), bytearray(size // PAGE)
 
     def submit_read(self, first: int, into: memoryview, done: Done) -> None:

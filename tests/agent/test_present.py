@@ -37,6 +37,8 @@ def test_only_pages_that_are_there_from_end_to_end_are_sent(memory: int) -> None
     assert in_pages(whole_pages(memory, 0, 16 * PAGE, PAGE)) == [(2, 4), (7, 8)]
     assert in_pages(whole_pages(memory, 0, 16 * PAGE, 2 * PAGE)) == [(2, 4)]
     assert whole_pages(memory, 0, 16 * PAGE, 4 * PAGE) == []
+    assert in_pages(whole_pages(memory, 2 * PAGE, 2 * PAGE, PAGE)) == [(2, 4)]
+    assert whole_pages(memory, 6 * PAGE, 2 * PAGE, 2 * PAGE) == []
 
 
 def test_holes_are_filled_and_what_is_there_stays(memory: int) -> None:

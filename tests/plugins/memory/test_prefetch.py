@@ -84,13 +84,25 @@ def test_the_oldest_go_and_those_somebody_waits_for_do_not() -> None:
     assert residence.victims([4, 9], {4, 9}, 2) == []
 
 
-@given(budget=st.integers(residence.CHUNKS_MIN, 5000), held=st.integers(0, 5000), leaving=st.integers(0, 5000))
-def test_room_is_made_before_there_is_none(budget: int, held: int, leaving: int) -> None:
-    held, leaving = min(held, budget), min(leaving, held, budget)
+@given(budget=st.integers(residence.CHUNKS_MIN, 5000), taken=st.integers(-3, 40), leaving=st.integers(0, 30))
+def test_room_is_made_before_there_is_none(budget: int, taken: int, leaving: int) -> None:
+    """`taken` chunks of those that are kept free are taken; they are freed together, from a third of them on."""
+    free = residence.kept_free(budget)
+    assert 2 <= free <= budget // 4
+    held = min(budget, budget - free + taken)
+    leaving = min(leaving, held)
     count = residence.to_go(held, leaving, budget)
-    assert 2 <= residence.kept_free(budget) <= budget // 4
-    assert held - leaving - count <= budget - residence.kept_free(budget)
-    assert count == 0 or held - leaving > budget - residence.kept_free(budget)
+    left = held - leaving - count - (budget - free)
+    assert left <= 0 or (count == 0 and 3 * left < free)
+    assert count == 0 or left == 0
+
+
+def test_a_stream_fetches_on_by_halves_of_its_window_and_the_rest_at_the_end() -> None:
+    whole = prefetch.WINDOW_MAX
+    fetched = [absent for absent in range(whole + 1) if prefetch.fetches_on(absent, whole, whole)]
+    assert fetched == list(range(whole // 2, whole + 1))
+    assert prefetch.fetches_on(1, 5, whole)
+    assert prefetch.fetches_on(1, whole // 2, whole // 2)
 
 
 # ---- a machine on traces ---------------------------------------------------------------------------------------------

@@ -19,8 +19,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-import numpy as np
-
 from covey.ports.env import Env
 from covey.ports.streams import ByteStream
 from covey.wire.driven import Part, driven
@@ -47,7 +45,7 @@ from plugins.memory.datapath.doors.nbdwire import (
     NbdOption,
     NbdRequest,
 )
-from plugins.memory.datapath.links.write_buffers import LONG_BYTES
+from plugins.memory.datapath.links.write_buffers import room
 from plugins.memory.datapath.volumes.members.mirror_volume import AnyVolume
 from plugins.memory.datapath.wire.shape import Undecided
 
@@ -72,11 +70,6 @@ class ServedClients:
     connections: int = 0
     refused: int = 0
     """Connections that broke the protocol or exceeded `CLIENTS_MAX`."""
-
-
-def _room(length: int) -> memoryview:
-    """Memory for what is read. A long read is not filled with zeros first: it is sent only when all of it was read."""
-    return memoryview(bytearray(length)) if length < LONG_BYTES else np.empty(length, np.uint8).data
 
 
 class NbdWaiting:
@@ -325,7 +318,7 @@ class NbdFront:
             return
         self._began(length if in_memory else 0)
         if command is READ:
-            data = _room(length)
+            data = room(length)
             pages.read(offset, data, NbdWaiting(self, request, data).read)
             return
         done: Answer = NbdWaiting(self, request, data).done

@@ -12,6 +12,7 @@ from covey.wire import headers
 from covey.wire import volume_wire as volumewire
 from covey.wire.driven import Part, driven
 from covey.wire.headers import Op, Reply, Request, Status, WireError
+from plugins.memory.datapath.links.write_buffers import room
 from plugins.memory.datapath.volumes.members.mirror_volume import AnyVolume
 
 UNDER_WAY_MAX = 64
@@ -58,7 +59,7 @@ class VolumeSession:
             return
         if request.op is Op.WRITE:
             self._request = request
-            self._target = memoryview(bytearray(request.pages * self._volume.shape.page_bytes))
+            self._target = self._volume.buffers.take(request.pages * self._volume.shape.page_bytes)
         else:
             self._do(request, None)
 
@@ -88,14 +89,21 @@ class VolumeSession:
                 self._under_way -= 1
                 self._say(headers.pack_reply(Reply(Status.OK, 0, request.tag)))
             case Op.READ | Op.FETCH:
-                into = bytearray(request.pages * volume.shape.page_bytes)
-                volume.submit_read(request.page, memoryview(into), lambda error: self._done(request, error, into))
+                into = room(request.pages * volume.shape.page_bytes)
+                volume.submit_read(request.page, into, lambda error: self._done(request, error, into))
             case Op.WRITE | Op.DISCARD:
-                volume.submit_write(request.page, request.pages, pages, lambda error: self._done(request, error))
+                written = lambda error: self._written(request, error, pages)  # noqa: E731
+                volume.submit_write(request.page, request.pages, pages, written)
             case Op.FLUSH:
                 volume.submit_flush(lambda error: self._done(request, error))
             case Op.VERSIONS:
                 raise AssertionError("unknown operation")
+
+    def _written(self, request: Request, error: OSError | None, pages: memoryview | None) -> None:
+        """The volume has done or refused a write: its buffer is used again."""
+        if pages is not None:
+            self._volume.buffers.give(pages)
+        self._done(request, error)
 
     def _done(self, request: Request, error: OSError | None, *pages: Part) -> None:
         self._under_way -= 1

@@ -6,6 +6,8 @@ might be sent yet, and must not change, whoever else acknowledges the write.
 
 from typing import Final
 
+import numpy as np
+
 from plugins.memory.datapath.links.write_memory import WriteMemory
 
 KEPT_MAX: Final = 16
@@ -16,6 +18,12 @@ KEPT_BYTES_MAX: Final = 32 << 20
 LONG_BYTES: Final = 32 << 10
 """Bytes from which buffers are used again: shorter ones come from Python's own memory, which is quick, unless the user
 of `WriteBuffers` asks for more."""
+
+
+def room(length: int) -> memoryview:
+    """Memory for `length` bytes that will be read. A long read is not filled with zeros first: it is sent only when all
+    of it was read."""
+    return memoryview(bytearray(length)) if length < LONG_BYTES else np.empty(length, np.uint8).data
 
 
 class WriteBuffers:

@@ -220,6 +220,9 @@ class Paging:
             self._place_ahead(at, write, actions)
             chunk = at
         wanted = prefetch.ahead(chunk, self._trend, self._window, self.chunks)
+        absent = sum(self._state[at] == Chunk.ABSENT for at in wanted)
+        if not prefetch.fetches_on(absent, len(wanted), self._window):
+            return
         for at in wanted:
             if self._state[at] == Chunk.ABSENT and at not in self._waiting:
                 if not self._may_fetch_ahead(wanted, actions):

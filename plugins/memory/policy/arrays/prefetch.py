@@ -73,6 +73,13 @@ def placed(window: int) -> int:
     return window // PLACED_SHARE if window == WINDOW_MAX else 0
 
 
+def fetches_on(absent: int, wanted: int, window: int) -> bool:
+    """Are chunks fetched ahead now? `absent` of the `wanted` next ones are not here. A full window is fetched by
+    halves, since a request for eight chunks costs the volume and its lender little more than one for one; at the end of
+    the array, where there are no more chunks for a half, the rest is fetched."""
+    return wanted < window or absent >= placed(window)
+
+
 def ahead(chunk: int, stride: int, count: int, chunks: int) -> list[int]:
     """The next chunks of the stream inside an array of `chunks`."""
     return [at for step in range(1, count + 1) if 0 <= (at := chunk + step * stride) < chunks]

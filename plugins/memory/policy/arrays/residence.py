@@ -11,6 +11,8 @@ AHEAD_SHARE = 3
 FREE_SHARE = 4
 FREE_MAX = 24
 """Most chunks that are kept free: the longest window ahead, and half of that again."""
+BATCH_SHARE = 3
+"""Chunks leave once a third of those that are kept free is taken again: together, in few long requests."""
 
 
 def kept_free(budget: int) -> int:
@@ -19,8 +21,10 @@ def kept_free(budget: int) -> int:
 
 
 def to_go(held: int, leaving: int, budget: int) -> int:
-    """How many more chunks have to leave. `held` chunks have room now; `leaving` of them are on their way out."""
-    return max(0, held - leaving - (budget - kept_free(budget)))
+    """How many more chunks have to leave now. `held` chunks have room; `leaving` of them are on their way out."""
+    free = kept_free(budget)
+    missing = held - leaving - (budget - free)
+    return missing if missing >= max(1, free // BATCH_SHARE) else 0
 
 
 def victims(oldest_first: Iterable[int], spared: Collection[int], count: int) -> list[int]:
