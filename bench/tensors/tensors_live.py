@@ -9,6 +9,7 @@ each, and again in the other order. ms: median round of rank 0, and in times of 
 all ranks and the aggregator together, ms. (Needs PyTorch.)
 
     4 KB .. 100 MB   one tensor, `push_pull(out=)` beside `all_reduce`
+    25 MB fresh      as 25 MB, but the result is a new array each round: `push_pull` without `out`
     25 MB in 100     a hundred tensors of 256 KB: all pushed, then all waited for, beside `all_reduce(async_op=True)`
     DDP              a step of a model of 6.3 M parameters, `covey.torch.attach` beside DDP's own reduction
     25 MB Adam       gradients of 25 MB become a step of Adam: made where they are summed, beside `all_reduce` and
@@ -39,6 +40,7 @@ CASES: dict[str, tuple[int, int]] = {
     "4 KB": (1, 4 * KB),
     "1 MB": (1, MB),
     "25 MB": (1, 25 * MB),
+    "25 MB fresh": (1, 25 * MB),
     "100 MB": (1, 100 * MB),
     "25 MB in 100": (100, 250_000),
     "DDP": (0, 0),
@@ -180,7 +182,7 @@ def sums(torch: Any, clients: Mapping[str, Any], case: str) -> dict[str, Callabl
                 handle.wait()
 
         def one() -> None:
-            client.push_pull("t0", arrays[0], out=outs[0])
+            client.push_pull("t0", arrays[0], out=None if case.endswith("fresh") else outs[0])
 
         return one if count == 1 else many
 
