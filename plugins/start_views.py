@@ -1,4 +1,4 @@
-"""What people and programs see of starts to come: `agentctl submit --dry-run`, `jobs`, `job` and `why`."""
+"""What people and programs see of starts to come: `agentctl submit --dry-run`, `jobs`, `job`, `why`, and the page."""
 
 import msgspec
 
@@ -24,3 +24,12 @@ class StartsView(msgspec.Struct, frozen=True):
     """Whether it names every job that waits and was asked about; if not, more is being worked out."""
     age_s: float = 0.0
     """Seconds since the moment from which its times count."""
+
+
+class TurnView(msgspec.Struct, frozen=True):
+    """The turn of a job that waits for GPUs among the jobs of its kind, guaranteed or opportunistic."""
+
+    place: int
+    """The job's place among those that wait; 1: nobody is ahead."""
+    ahead: str = ""
+    """Who is ahead, in words: `j3 (alice, 2 GPUs) and 4 more, since jobs with fewer GPUs go first`."""

@@ -11,6 +11,7 @@ import msgspec
 from covey.core.ids import HostId, JobId
 from plugins.facts import HostState, MemoryInUse, Place, SavedAt, StepTiming
 from plugins.gossiped import LateHost
+from plugins.start_views import TurnView
 
 
 class PluginHealth(msgspec.Struct, frozen=True):
@@ -416,6 +417,8 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds that it may run, all starts together; None: no limit."""
     stdout: str = ""
     """The file that gets its output as well, with words (`submit --output`); empty: none does."""
+    turn: TurnView | None = None
+    """Its place among the jobs that wait; None: it does not wait for GPUs."""
 
 
 class QuotaView(msgspec.Struct, frozen=True):

@@ -297,6 +297,7 @@ def job_outline(job: JobView) -> JobView:
         after=job.after,
         begin_wall_s=job.begin_wall_s,
         time_limit_s=job.time_limit_s,
+        turn=job.turn,
     )
 
 

@@ -22,6 +22,7 @@ from agent.api.http import PAGE, SECURITY_HEADERS
 from covey.core.ids import HostId, JobId
 from covey.core.tones import TONES
 from plugins.facts import HostState, Place, StepTiming
+from plugins.start_views import TurnView
 from plugins.views import (
     AggregatorJobView,
     ElasticView,
@@ -95,11 +96,12 @@ class FakeRack:
         rng, id = self.rng, f"j{number}"
         runs, over = state == "running", state in ("done", "failed", "cancelled")
         for_s = rng.uniform(30, 90000)
-        reason = ""
+        reason = ahead = ""
         if state == "queued":
             end = "th" if 10 <= waiting % 100 <= 20 else {1: "st", 2: "nd", 3: "rd"}.get(waiting % 10, "th")
-            ahead = f"; ahead: j{max(1, number - 3)} (vision, 4 GPUs) and {waiting - 2} more" if waiting > 1 else ""
-            reason = f"{waiting}{end} of the waiting jobs, in queue 0; it needs {width} GPUs and 0 are free{ahead}"
+            ahead = f"j{max(1, number - 3)} (vision, 4 GPUs) and {waiting - 2} more" if waiting > 1 else ""
+            said = f"; ahead: {ahead}" if ahead else ""
+            reason = f"{waiting}{end} of the waiting jobs, in queue 0; it needs {width} GPUs and 0 are free{said}"
         elif state == "failed":
             reason = "rank 1 exited with 1"
         step_s = rng.uniform(0.05, 1.2)
@@ -137,6 +139,7 @@ class FakeRack:
             metrics={"loss": rng.uniform(0.2, 3)} if runs else {},
             user=user,
             uid=1000 + len(user),
+            turn=TurnView(waiting, ahead) if state == "queued" else None,
             elastic=elastic if number % 23 == 0 and runs else None,
         )  # fmt: skip
 

@@ -329,10 +329,7 @@ def waits_for(
         )
     holders = walk.holders
     free = max(0, capacity - walk.held)
-    narrow = ", since jobs with fewer GPUs go first" if position.passed else ""
-    first = walk.waiting[: min(waiting, NAMED_MAX)]
-    turns = _whose_turn_is_first(row, queue, first, order)
-    ahead = f"; ahead: {named(first, waiting)}{narrow}{turns}" if waiting else ""
+    ahead = f"; ahead: {ahead_of(job, walk, order)}" if waiting else ""
     if row.gpus <= free and not waiting:
         return f"{place}; {hindrance or f'{are_free(free)}, and it is about to be placed'}"
     hindrance = f"; {hindrance}" if hindrance else ""
@@ -342,11 +339,23 @@ def waits_for(
     return f"{place}; it needs {gpus(row.gpus)} and {free} are free{ahead}{until}{sooner}{hindrance}"
 
 
-def _whose_turn_is_first(row: Row, queue: int, first: Sequence[Row], order: OrderInForce) -> str:
+def ahead_of(job: JobId, walk: QueuePositions, order: OrderInForce | None = None) -> str:
+    """The jobs that are ahead of a waiting one, in words; empty: none is. `order`: of guaranteed jobs, whose order says
+    why as well."""
+    row, waiting, passed = msgspec.structs.astuple(walk.positions[job])
+    first = walk.waiting[: min(waiting, NAMED_MAX)]
+    if not first or order is None:
+        return named(first, waiting) if first else ""
+    narrow = ", since jobs with fewer GPUs go first" if passed else ""
+    return f"{named(first, waiting)}{narrow}{_whose_turn_is_first(row, first, order)}"
+
+
+def _whose_turn_is_first(row: Row, first: Sequence[Row], order: OrderInForce) -> str:
     """Which tenants without a quota have a job before this one, of such a tenant, because it is their turn; empty:
     none of these. `first`: jobs ahead."""
     if order.quota(row.tenant) is not None:
         return ""
+    queue = queue_of(row.attained_gpu_s, order.thresholds)
     tenants = {
         other.tenant
         for other in first
@@ -405,7 +414,7 @@ def waits_as_opportunistic(job: JobId, opportunistic: QueuePositions, guaranteed
     position = opportunistic.positions[job]
     row, ahead = position.row, position.ahead
     place = f"{ordinal(ahead + 1)} of the opportunistic jobs waiting"
-    older = f"; ahead: {named(opportunistic.waiting[: min(ahead, NAMED_MAX)], ahead)}" if ahead else ""
+    older = f"; ahead: {ahead_of(job, opportunistic)}" if ahead else ""
     if row.gpus <= free:
         held = ", and guaranteed jobs come first" if guaranteed.waiting else ""
         return f"{place}; it needs {gpus(row.gpus)} that guaranteed jobs leave free, and {free} are free{held}{older}"

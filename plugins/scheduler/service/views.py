@@ -36,6 +36,7 @@ from plugins.scheduler.policy.hang import unseen
 from plugins.scheduler.policy.settings import SchedulerSettings
 from plugins.scheduler.policy.shared import device_of
 from plugins.scheduler.service.gpus import shared_gpus
+from plugins.start_views import TurnView
 from plugins.views import (
     BesideView,
     ElasticView,
@@ -234,6 +235,18 @@ class QueueSnapshot:
             waits = f"{waits}; {explain.demoted_later(late_s)}"
         return f"{waits}{explain.BEFORE}{job.reason}" if job.grant.epoch else waits
 
+    def turn(self, job: Job) -> TurnView | None:
+        """The job's place among those that wait; None: it waits for no GPUs."""
+        if job.state != "queued" or not job.may_start:
+            return None
+        walk, order = (self._walk, self._order) if job.counts else (self._guests_walk, None)
+        return TurnView(walk.positions[job.id].ahead + 1, explain.ahead_of(job.id, walk, order))
+
+    @cached_property
+    def _order(self) -> explain.OrderInForce:
+        quotas, thresholds = self.queue.quotas, self.settings.queue_thresholds_gpu_s
+        return explain.OrderInForce(thresholds, quotas, quotas.get("*"), self.settings.preemption)
+
     def _lacks_memory(self, job: Job) -> str:
         """The hosts that have no room for this job's memory, in words; empty: all have."""
         promises = self.gpu_capacity.promises
@@ -241,15 +254,8 @@ class QueueSnapshot:
         return explain.lack_room(job.spec, found)
 
     def _waits(self, job: Job) -> str:
-        queue, thresholds = self.queue, self.settings.queue_thresholds_gpu_s
-        return explain.waits_for(
-            job.id,
-            self._walk,
-            self._over_quota,
-            self.capacity,
-            explain.OrderInForce(thresholds, queue.quotas, queue.quotas.get("*"), self.settings.preemption),
-            self._hindrance(job),
-        )
+        hindrance = self._hindrance(job)
+        return explain.waits_for(job.id, self._walk, self._over_quota, self.capacity, self._order, hindrance)
 
     def _hindrance(self, job: Job) -> str:
         """Why a guaranteed job does not start on GPUs that are free, if any are; empty when it may."""
@@ -401,6 +407,7 @@ def job_view(
         begin_wall_s=job.holds.begin_wall_s,
         time_limit_s=job.spec.time_limit_s,
         stdout=for_people(job.spec.stdout),
+        turn=standing.turn(job),
     )
 
 

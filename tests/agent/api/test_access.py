@@ -200,7 +200,7 @@ def test_a_users_volume_is_the_users_own_and_counts_against_an_own_tenant() -> N
 SHOWN = {
     *("id", "tenant", "job_class", "runs_as", "state", "over", "workers", "gpus", "times", "queue", "attained_gpu_s"),
     *("epoch", "coordinator", "exit_code", "places", "beside", "reserved_gpus", "age_s", "user", "uid"),
-    *("array", "task", "held", "after", "begin_wall_s", "time_limit_s"),
+    *("array", "task", "held", "after", "begin_wall_s", "time_limit_s", "turn"),
 }
 """Fields of a job that are shown to everybody as they are."""
 PARTLY = {"reason", "tally", "losses"}

@@ -75,6 +75,9 @@ async def test_reads_between_two_changes_share_one_order_and_a_change_is_seen_at
     await rack["gpu1"].call("job", id="j3")
     assert plugin._standing() is stood and stood.guaranteed is order, "sorted once"
     assert before[2].reason.startswith("2nd of the waiting jobs")
+    assert [job.turn and (job.turn.place, job.turn.ahead) for job in before] == [
+        None, (1, ""), (2, "j2 (default, 8 GPUs)"),
+    ]  # fmt: skip
     await rack["gpu1"].call("cancel", id="j2")
     assert plugin._standing() is not stood
     assert (await rack["gpu1"].call("job", id="j3")).reason.startswith("1st of the waiting jobs")

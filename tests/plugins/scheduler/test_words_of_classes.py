@@ -4,6 +4,7 @@ import asyncio
 
 from covey.core.ids import HostId, JobId
 from plugins.facts import JobJoined, StepTimed, TensorsAssigned, TensorsSeen
+from plugins.scheduler.policy.explain import ordinal
 from plugins.scheduler.policy.settings import SchedulerSettings
 from plugins.scheduler.service import views
 from tests.plugins.scheduler.little import Little
@@ -11,8 +12,15 @@ from tests.plugins.scheduler.rack import Rack, on_a_rack, submit, until
 
 
 def reason(rack: Little, job: str) -> str:
+    """Why the job is in its state; the place and the jobs ahead that it names are those of its turn."""
     standing = views.QueueSnapshot(rack.queue, rack.settings, rack.totals)
-    return standing.reason(next(each for each in rack.queue.live() if each.id == job))
+    found = next(each for each in rack.queue.live() if each.id == job)
+    said, turn = standing.reason(found), standing.turn(found)
+    assert (turn is None) == (found.state != "queued")
+    if turn is not None:
+        assert said.startswith(f"{ordinal(turn.place)} of the ") and (turn.place == 1) == (turn.ahead == "")
+        assert "; ahead: " not in said or f"; ahead: {turn.ahead}" in said
+    return said
 
 
 def test_a_gang_is_told_what_is_reserved_and_whose_end_it_waits_for() -> None:
@@ -47,7 +55,9 @@ def test_an_opportunistic_job_is_told_that_it_gets_what_is_left() -> None:
     )
     assert reason(rack, late).endswith("it becomes opportunistic after a wait of 1 min")
     rack.look(70.0)
-    assert reason(rack, late).startswith("2nd of the opportunistic jobs waiting"), "it says so no more"
+    said = reason(rack, late)
+    assert said.startswith("2nd of the opportunistic jobs waiting"), "it says so no more"
+    assert "; ahead: j2 (blue, 2 GPUs)" in said
     assert "it becomes opportunistic" not in reason(rack, late)
 
 

@@ -78,14 +78,11 @@ export function hostNote(host) {
   return said.join("; ");
 }
 
-// A job's place among those that wait, as its reason says; null: it does not wait, or nobody said.
-export function place(job) {
-  const found = job.state === "queued" && /(\d+)(?:st|nd|rd|th) of the waiting jobs/.exec(job.reason);
-  return found ? Number(found[1]) : null;
-}
+// A job's place among those of its kind that wait; null: it does not wait for GPUs.
+export const place = (job) => job.turn?.place ?? null;
 
-// Who is ahead of a waiting job, as its reason says.
-export const ahead = (job) => (job.state === "queued" && /; ahead: ([^;]+)/.exec(job.reason)?.[1]) || "";
+// Who is ahead of a waiting job, in words.
+export const ahead = (job) => job.turn?.ahead ?? "";
 
 export const jobName = (job) => {
   const tasks = job.array || (job.task ?? "").split("[")[1]?.replace("]", "");

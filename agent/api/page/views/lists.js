@@ -282,7 +282,8 @@ const ORDER = { running: 0, stopping: 1, placing: 2, queued: 3 };
 function queueOrder(model, view) {
   const all = view?.page.query.get("all") === "1";
   const rows = [...model.rows("jobs")].filter(([, job]) => all || !job.over);
-  const at = new Map(rows.map(([key, job]) => [key, [ORDER[job.state] ?? 4, place(job) ?? 1e9]]));
+  const guests = (job) => (job.state === "queued" && (job.runs_as || job.job_class) === "opportunistic" ? 0.5 : 0);
+  const at = new Map(rows.map(([key, job]) => [key, [(ORDER[job.state] ?? 4) + guests(job), place(job) ?? 1e9]]));
   return new Map(rows.sort(([a], [b]) => at.get(a)[0] - at.get(b)[0] || at.get(a)[1] - at.get(b)[1]));
 }
 
