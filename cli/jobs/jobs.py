@@ -10,7 +10,6 @@ import argparse
 import os
 import pwd
 import time
-from fnmatch import fnmatchcase
 from typing import Any
 
 from cli.client import USAGE, AgentctlError
@@ -19,6 +18,7 @@ from cli.jobs.starting import starts_of
 from cli.lists import Listing, chosen, list_arguments, show, titles_of, watch_argument
 from cli.table import plural
 from covey.core.units import format_seconds, format_size
+from plugins.listed_jobs import JobsWanted, ListedJob, is_wanted, words_of
 
 TITLES = (
     "JOB",
@@ -77,7 +77,7 @@ def run(context: Context) -> int:
             why = "a list that is watched has all jobs that were asked for, in the order of the agent"
             raise AgentctlError(USAGE, "jobs -w takes no --sort and no --limit", why, "agentctl jobs -w")
         context.agent.get("jobs", limit=1, **said)  # a wrong filter is refused as in a list that is shown once
-        return watch(context, "jobs", lambda _rows: LISTING, lambda job: is_wanted(context, job, mine is not None))
+        return watch(context, "jobs", lambda _rows: LISTING, lambda job: is_listed(context, job, mine is not None))
     columns = titles_of(context, LISTING)
     answer = context.agent.get("jobs", all=1 if args.all else None, mine=mine, sort=args.sort, limit=args.limit, **said)
     rows = answer.data
@@ -94,20 +94,14 @@ def run(context: Context) -> int:
     return 0
 
 
-def is_wanted(context: Context, job: dict[str, Any], mine: bool) -> bool:
+def is_listed(context: Context, job: dict[str, Any], mine: bool) -> bool:
     """Whether a job of the stream, which has all, is one that was asked for."""
     args, user = context.args, job.get("user") or ""
-    if job["over"] and not args.all and not args.state:
-        return False
-    if mine and not is_agents_user(context) and user != own_name():
-        return False
-    states = {job["state"], "held" if job.get("held") else ""}
-    return (
-        (not args.user or user in args.user.split(","))
-        and (not args.state or bool(states & set(args.state.split(","))))
-        and (not args.tenant or job["tenant"] in args.tenant.split(","))
-        and (not args.name or any(fnmatchcase(job["name"], each) for each in args.name.split(",")))
-    )
+    is_own = is_agents_user(context) or user == own_name()
+    held, over, name = bool(job.get("held")), bool(job["over"]), job["name"] or None
+    users, states, names, tenants = (words_of(getattr(args, filter)) for filter in FILTERS)
+    wish = JobsWanted(args.all or bool(states), mine, users, states, tenants, names)
+    return is_wanted(ListedJob(user, job["tenant"], job["state"], held, over, is_own, name), wish)
 
 
 def own_name() -> str:

@@ -514,7 +514,7 @@ class SchedulerService(PluginService):
         list can be asked for: `people/lists.py`."""
         wish = wish_of(given)
         standing, age_s, seen = self._standing(), self.host.log.age_s, self._seen()
-        jobs = list(self.queue.jobs.values()) if wish.everything else self.queue.live()
+        jobs = list(self.queue.jobs.values()) if wish.jobs.everything else self.queue.live()
         jobs = wanted(jobs, wish, asker_of(given) if wish.is_personal else None, seen.rack_s)
         mine = {job.id: self.ranks.told_by.job_now(job.id) for job in jobs if job.placed and job.place_on(self.host.id)}
         return [

@@ -3,17 +3,13 @@ checked here, and no name is compared that the asker may not see."""
 
 import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from fnmatch import fnmatchcase
-from typing import Any
-
-import msgspec
+from typing import Any, NamedTuple
 
 from covey.core.errors import Refused
 from plugins.askers import Asker, OwnerUser
+from plugins.listed_jobs import HELD, JobsWanted, ListedJob, is_wanted, words_of
 from plugins.scheduler.machine.log.jobs import OVER, STATES, Job
 
-HELD = "held"
-"""What a queued job is called, beside its state, that somebody has to release."""
 LIMIT_MAX = 100_000
 SORTS: Mapping[str, Callable[[Job, float], Any]] = {
     "id": lambda job, _: job.number,
@@ -34,17 +30,10 @@ FIELDS = ("all", "mine", "user", "state", "name", "tenant", "sort", "limit")
 """What a list can be asked for."""
 
 
-class ListWish(msgspec.Struct, frozen=True):
-    """What somebody wants to see of the jobs."""
+class ListWish(NamedTuple):
+    """What somebody wants to see of the jobs, and in which order."""
 
-    everything: bool = False
-    """Ended jobs too."""
-    mine: bool = False
-    users: tuple[str, ...] = ()
-    states: tuple[str, ...] = ()
-    tenants: tuple[str, ...] = ()
-    names: tuple[str, ...] = ()
-    """Patterns, with `*` and `?`."""
+    jobs: JobsWanted
     sort: str = ""
     descending: bool = False
     limit: int | None = None
@@ -52,7 +41,7 @@ class ListWish(msgspec.Struct, frozen=True):
     @property
     def is_personal(self) -> bool:
         """Whether the answer depends on who asks."""
-        return self.mine or bool(self.names)
+        return self.jobs.mine or bool(self.jobs.names)
 
 
 def wish_of(given: Mapping[str, Any]) -> ListWish:
@@ -68,21 +57,19 @@ def wish_of(given: Mapping[str, Any]) -> ListWish:
     if limit is not None and not (str(limit).isascii() and str(limit).isdigit() and 0 < int(limit) <= LIMIT_MAX):
         why = f"expected a whole number from 1 to {LIMIT_MAX:,}"
         raise Refused(2, f"invalid limit: {str(limit)[:40]!r}", why, "agentctl jobs --limit 20")
-    return ListWish(
+    jobs = JobsWanted(
         everything=bool(given.get("all")) or any(state in OVER for state in states),
         mine=bool(given.get("mine")),
         users=_words(given, "user"),
         states=states,
         tenants=_words(given, "tenant"),
         names=_words(given, "name"),
-        sort=text.removeprefix("-"),
-        descending=text.startswith("-"),
-        limit=None if limit is None else int(limit),
     )
+    return ListWish(jobs, text.removeprefix("-"), text.startswith("-"), None if limit is None else int(limit))
 
 
 def _words(given: Mapping[str, Any], field: str) -> tuple[str, ...]:
-    return tuple(word for word in str(given.get(field) or "").split(",") if word)
+    return words_of(str(given.get(field) or ""))
 
 
 def _no_such(field: str, value: str, known: Sequence[str]) -> Refused:
@@ -94,29 +81,28 @@ def _no_such(field: str, value: str, known: Sequence[str]) -> Refused:
 def wanted(jobs: Iterable[Job], wish: ListWish, asker: Asker | None, rack_s: float) -> list[Job]:
     """The jobs that somebody wants to see, in the order that was asked for; without one, in order of admission.
     `asker`: None where the wish is not personal, or where this agent itself asks: then nobody has own jobs."""
-    found = [job for job in jobs if _is_wanted(job, wish, asker)]
+    found = [job for job in jobs if is_wanted(listed(job, asker), wish.jobs)]
     if wish.sort:
         key = SORTS[wish.sort]
         found.sort(key=lambda job: (key(job, rack_s), job.number), reverse=wish.descending)
     return found if wish.limit is None else found[: wish.limit]
 
 
-def _is_wanted(job: Job, wish: ListWish, asker: Asker | None) -> bool:
-    owner = job.spec.owner
-    user = "" if owner is None else owner.user
+def listed(job: Job, asker: Asker | None) -> ListedJob:
+    """What the rule of lists looks at of a job, for whoever asks."""
+    owner, spec = job.spec.owner, job.spec
     own = OwnerUser() if owner is None else OwnerUser(owner.user, owner.uid)
-    if wish.mine and not (asker is not None and (asker.is_agent or asker.uid < 0 or own.is_user(asker))):
-        return False
-    if wish.users and user not in wish.users:
-        return False
-    if wish.tenants and job.spec.tenant not in wish.tenants:
-        return False
-    if wish.states and job.state not in wish.states and not (HELD in wish.states and bool(job.holds.held)):
-        return False
-    if not wish.names:
-        return True
-    sees = asker is not None and (asker.role == "operator" or asker.reads_all or own.is_user(asker))
-    return sees and any(fnmatchcase(job.spec.called, pattern) for pattern in wish.names)
+    is_own = asker is not None and own.is_user(asker)
+    sees = asker is not None and (is_own or asker.role == "operator" or asker.reads_all)
+    return ListedJob(
+        user=own.user,
+        tenant=spec.tenant,
+        state=job.state,
+        is_held=bool(job.holds.held),
+        is_over=job.over,
+        is_own=is_own or (asker is not None and (asker.is_agent or asker.uid < 0)),
+        name=spec.called if sees else None,
+    )
 
 
 def _for_s(job: Job, rack_s: float) -> float:
