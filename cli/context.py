@@ -30,6 +30,10 @@ class Context:
     def say(self, text: str = "") -> None:
         print(text, flush=True)
 
+    def say_folded(self, text: str) -> None:
+        """A sentence in lines that the terminal has room for."""
+        self.say(folded(text, 0, self.paint.width))
+
     def say_json(self, whole: Any) -> int:
         """The API's answer as it came, with its schema version."""
         json.dump(whole, sys.stdout, indent=2)

@@ -45,9 +45,9 @@ class Listing(NamedTuple):
         return {self.called.get(title, title.lower().replace(" ", "_")): title for title in self.titles}
 
 
-def list_arguments(parser: argparse.ArgumentParser, sorts: bool = True) -> None:
-    """The options of a list. `sorts`: without `--sort`, which the command adds itself."""
-    parser.add_argument("-o", "--output", choices=FORMS, default="table", help="the form of the list")
+def list_arguments(parser: argparse.ArgumentParser, sorts: bool = True, *more: str) -> None:
+    """The options of a list. `sorts`: without `--sort`, which the command adds itself; `more`: forms of its own."""
+    parser.add_argument("-o", "--output", choices=(*FORMS, *more), default="table", help="the form of the list")
     parser.add_argument("--columns", metavar="A,B", help="what is shown, in the order of the list: host,state ...")
     if sorts:
         parser.add_argument("--sort", metavar="FIELD", help="a column, or a field of the JSON; =-FIELD: the most first")
@@ -96,13 +96,21 @@ def titles_of(context: Context, listing: Listing) -> tuple[str, ...]:
 
 
 def show(
-    context: Context, listing: Listing, answer: Answer, rows: Sequence[Row] | None = None, json_too: bool = False
+    context: Context,
+    listing: Listing,
+    answer: Answer,
+    rows: Sequence[Row] | None = None,
+    json_too: bool = False,
+    data_of: Callable[[Sequence[Row]], Any] | None = None,
 ) -> bool:
     """Show a list in the form that was asked for: the rows of the answer, or these of it, and with `json_too` JSON has
-    these alone as well. Whether that was a table, of which more may be said in words."""
+    these alone as well. `data_of`: the answer's JSON with these rows alone, where rows lie inside of others in it.
+    Whether that was a table, of which more may be said in words."""
     form = "json" if context.json else context.args.output
     titles, found = titles_of(context, listing), chosen(context, listing, answer.data if rows is None else rows)
-    if form == "json":
+    if form == "json" and data_of is not None:
+        context.say_json({**answer.whole, "data": data_of(found)})
+    elif form == "json":
         context.say_json(with_rows(answer, found) if json_too or asked(context, listing) else answer.whole)
     elif form == "jsonl":
         for row in found:

@@ -2,20 +2,22 @@
 jobs that the log has forgotten; each agent keeps the newest 200,000 or so.
 
 STATE is how the job ended: done, cancelled, timeout, oom, node-lost, preempted, or failed with its exit code. GPU-HOURS
-is what it held, over all its starts; `agentctl report` says what became of them. `-o csv` and `-o sacct` print what
-`covey-sim import` reads."""
+is what it held, over all its starts; `agentctl report` says what became of them. `-o csv` without --columns and `-o
+sacct` print what `covey-sim import` reads."""
 
 import argparse
 import csv
 import io
 import sys
 import time
+from argparse import SUPPRESS
 from collections.abc import Sequence
 from typing import Any
 
 from cli.client import USAGE, AgentctlError
 from cli.context import Context
-from cli.table import clock, plural, table
+from cli.lists import FORMS, Listing, chosen, list_arguments, show
+from cli.table import clock, plural
 from covey.core.units import format_seconds, parse_seconds
 
 TITLES = (
@@ -25,7 +27,6 @@ TITLES = (
 NUMBERS = ("WAITED", "TOOK", "GPUS", "GPU-HOURS", "STARTS")
 LIMIT = 1000
 """How many jobs an agent shows unless it is told otherwise (`plugins.scheduler.machine.books.asked_for`)."""
-FORMATS = ("table", "json", "csv", "sacct")
 DATES = ("%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S")
 CSV = (
     *("job_id", "submit_time_s", "num_gpus", "duration_s", "tenant", "status", "time_limit_s", "wait_in_trace_s"),
@@ -56,7 +57,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--host", help="jobs that last ran on this host")
     parser.add_argument("--limit", type=int, metavar="N", help="the newest N (default 1000, at most 100000)")
-    parser.add_argument("-o", "--format", choices=FORMATS, default="table", help="how to print them (default: table)")
+    list_arguments(parser, True, "sacct")
+    parser.add_argument("--format", dest="output", choices=(*FORMS, "sacct"), default=SUPPRESS, help=SUPPRESS)
 
 
 def filters(parser: argparse.ArgumentParser) -> None:
@@ -90,18 +92,18 @@ def since(text: str | None, now_s: float, flag: str = "--since") -> float | None
 
 def run(context: Context) -> int:
     answer = context.agent.get("history", **query(context, "user", "tenant", "name", "state", "host", "limit"))
-    jobs, form = answer.data["jobs"], context.args.format
+    args = context.args
+    jobs, form = answer.data["jobs"], "json" if context.json else args.output
     more = cut(len(jobs), context.args.limit)
-    if more and form in ("csv", "sacct"):
+    if more and form in ("csv", "jsonl", "name", "sacct"):
         print(more, file=sys.stderr)  # whoever adds these up is to know
-    if context.json or form == "json":
-        context.say_json(answer.whole)
-    elif form == "csv":
-        context.say(as_csv(jobs))
+    if form in ("csv", "sacct") and args.columns is None:
+        found = chosen(context, LISTING, jobs)
+        context.say(as_csv(found) if form == "csv" else as_sacct(found))
     elif form == "sacct":
-        context.say(as_sacct(jobs))
-    else:
-        context.say(table(TITLES, map(row, jobs), NUMBERS, context.paint))
+        why = "Slurm's columns are always the same"
+        raise AgentctlError(USAGE, "-o sacct takes no --columns", why, "agentctl history -o csv --columns job,ended")
+    elif show(context, LISTING, answer, jobs, data_of=lambda found: {**answer.data, "jobs": list(found)}):
         context.as_of(answer, *([more] if more else [plural(len(jobs), "job")]), *not_whole(answer.data))
     return context.whole(answer)
 
@@ -140,6 +142,13 @@ def row(job: dict[str, Any]) -> Sequence[object]:
         " ".join(job["hosts"]),
         job["reason"],
     )
+
+
+LISTING = Listing(
+    TITLES, row, "id", NUMBERS,
+    ("WHY", "WHERE", "STARTS", "WAITED", "TENANT", "USER", "GPUS", "NAME", "TOOK", "ENDED", "GPU-HOURS"),
+    called={"JOB": "id", "GPU-HOURS": "gpu_hours"},
+)  # fmt: skip
 
 
 def hours(gpu_s: float) -> str:

@@ -5,7 +5,7 @@ recorded by other hosts, so there the column names the host that recorded them."
 
 import argparse
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cli.books.ending import ended, last_lines
@@ -13,7 +13,8 @@ from cli.client import AgentctlError
 from cli.context import Context, not_found
 from cli.job_ids import ids_of
 from cli.jobs.starting import starts_of
-from cli.table import clock, plural, table
+from cli.lists import Listing, list_arguments, show
+from cli.table import clock, plural
 
 TITLES = ("TIME", "HOST", "OF", "EVENT", "WHY")
 AGREED = "log/"
@@ -22,6 +23,7 @@ AGREED = "log/"
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("id", metavar="ID", help="j1, slab/VOLUME/N, a volume's or a host's name")
+    list_arguments(parser)
 
 
 def run(context: Context) -> int:
@@ -31,20 +33,24 @@ def run(context: Context) -> int:
         answer = context.agent.gather("why", context.args.id)
     except AgentctlError as error:
         not_found(context, error, context.args.id)
-    if context.json:
-        context.say_json(answer.whole)
-        return context.whole(answer)
-    several = len({line["subject"] for line in answer.data}) > 1
-    rows = [
-        (clock(line["wall_s"]), where(line), line["subject"] if several else "", line["event"], line["reason"])
-        for line in answer.data
-    ]
-    seen = all(line["subject"].startswith("host/") for line in answer.data)
-    titles = tuple("SEEN BY" if seen and title == "HOST" else title for title in TITLES)
-    context.say(table(titles, rows, (), context.paint))
-    say_now(context)
-    context.as_of(answer, plural(len(rows), "event"))
+    if show(context, listing_of(answer.data), answer):
+        say_now(context)
+        context.as_of(answer, plural(len(answer.data), "event"))
     return context.whole(answer)
+
+
+def listing_of(lines: Sequence[Mapping[str, Any]]) -> Listing:
+    """How these events are listed: whose each one is stands there only where they are of several, and of hosts the
+    column HOST names who recorded them."""
+    several = len({line["subject"] for line in lines}) > 1
+    seen = all(line["subject"].startswith("host/") for line in lines)
+    titles = tuple("SEEN BY" if seen and title == "HOST" else title for title in TITLES)
+
+    def cells(line: Mapping[str, Any]) -> tuple[object, ...]:
+        of = line["subject"] if several else ""
+        return clock(line["wall_s"]), where(line), of, line["event"], line["reason"]
+
+    return Listing(titles, cells, "event", least=("OF", titles[1], "WHY", "EVENT"))
 
 
 def say_now(context: Context) -> None:
@@ -55,11 +61,11 @@ def say_now(context: Context) -> None:
     except AgentctlError:
         return
     if not view["over"] or view["state"] == "failed":
-        context.say(f"{'' if view['over'] else 'now '}{ended(view, context.paint)}")
+        context.say_folded(f"{'' if view['over'] else 'now '}{ended(view, context.paint)}")
         for line in last_lines(context.agent, view):
             context.say(line)
     if view["state"] == "queued" and (starts := starts_of(context, view["id"])):
-        context.say(starts[view["id"]])
+        context.say_folded(starts[view["id"]])
 
 
 def where(line: Mapping[str, Any]) -> str:

@@ -6,10 +6,12 @@ each tenant on each host with its budget; and what the whole rack lends to each 
 answering host heard it some seconds ago."""
 
 import argparse
+from collections.abc import Sequence
 from typing import Any
 
 from cli.client import Agent, AgentctlError
 from cli.context import Context
+from cli.lists import Listing, list_arguments, show
 from cli.table import plural, table
 from covey.core.units import format_size
 
@@ -20,38 +22,52 @@ TITLES = ("VOLUME", "HOST", "OP", "ANSWERED BY", "REQUESTS", "P50", "P99")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    del parser
+    list_arguments(parser)
 
 
 def run(context: Context) -> int:
     """Volumes that nobody used in the last minute have a line too."""
     answer = context.agent.gather("volumes")
     accounts = rack_accounts(context.agent)
-    if context.json:
-        context.say_json({**answer.whole, "accounts": accounts})
+    whole = answer._replace(whole={**answer.whole, "accounts": accounts})
+    measured = [line for volume in answer.data for line in lines_of(volume)]
+    if not show(context, LISTING, whole, measured, data_of=lambda found: of_lines(answer.data, found)):
         return context.whole(answer)
-    rows = []
-    for volume in answer.data:
-        name = volume["volume"], volume["host"]
-        measured = volume.get("latencies") or ()
-        for each in measured:
-            times = latency_text(each["p50_s"]), latency_text(each["p99_s"])
-            rows.append((*name, each["op"], each["answered"], each["requests"], *times))
-        if not measured:
-            rows.append((*name, "-", "-", 0, "-", "-"))
-    context.say(table(TITLES, rows, TITLES[4:], context.paint))
     for titles, lines in ((ACCOUNTS, accounts_of(answer.data)), (RACK, [account_line(row) for row in accounts])):
         if lines:
             context.say("")
             context.say(table(titles, lines, ("HAS", "BUDGET"), context.paint))
     for volume in answer.data:
         if text := swap_text(volume):
-            context.say(f"{volume['volume']} on {volume['host']}: swap {text}")
+            context.say_folded(f"{volume['volume']} on {volume['host']}: swap {text}")
     for volume in answer.data:
         if text := links_text(volume):
-            context.say(f"{volume['volume']} on {volume['host']}: links to lenders: {text}")
+            context.say_folded(f"{volume['volume']} on {volume['host']}: links to lenders: {text}")
     context.as_of(answer, plural(len(answer.data), "volume"))
     return context.whole(answer)
+
+
+def lines_of(volume: dict[str, Any]) -> list[dict[str, Any]]:
+    """What was measured of a volume in the last minute, by kind of request and who answered; one line of nothing where
+    nobody used it."""
+    of_volume = {field: volume.get(field) for field in ("volume", "host", "tenant", "job")}
+    nothing = {"op": "-", "answered": "-", "requests": 0, "p50_s": None, "p99_s": None}
+    return [{**of_volume, **each} for each in volume.get("latencies") or (nothing,)]
+
+
+def of_lines(volumes: list[dict[str, Any]], lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The volumes of these lines."""
+    kept = {(line["volume"], line["host"]) for line in lines}
+    return [volume for volume in volumes if (volume["volume"], volume["host"]) in kept]
+
+
+def cells(line: dict[str, Any]) -> tuple[object, ...]:
+    """What the columns of `TITLES` show of a line."""
+    times = (latency_text(line["p50_s"]), latency_text(line["p99_s"])) if line["p50_s"] is not None else ("-", "-")
+    return line["volume"], line["host"], line["op"], line["answered"], line["requests"], *times
+
+
+LISTING = Listing(TITLES, cells, "volume", TITLES[4:], ("REQUESTS", "HOST", "P99", "ANSWERED BY", "P50", "OP"))
 
 
 def swap_text(volume: dict[str, Any]) -> str:

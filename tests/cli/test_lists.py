@@ -28,8 +28,11 @@ from tests.cli.conftest import FakeAgent, job_view
 from tests.cli.rack_answers import HOSTS, Run
 from tests.cli.rack_answers import answers as answers
 from tests.cli.rack_answers import run as run
+from tests.cli.test_books import ROWS, told
+from tests.cli.test_groups import KNOWN, UNKNOWN
 
 LISTS = ("hosts", "gpus", "jobs", "slabs", "volume ls", "tensors", "quota", "tenant list", "voters", "gossip", "keys")
+LISTS += ("groups", "memory", "why j1")
 WIDTHS = (20, 40, 60, 80, 200)
 WHY = "9th of the waiting jobs, in queue 0; 6 GPUs are free; the tenant uses its quota of sixteen"
 
@@ -44,6 +47,7 @@ def rack(agent: FakeAgent) -> FakeAgent:
              "received_bytes": 9, "probes": 9, "probes_failed": 0, "refutations": 0, "stalls": 0, "stalled_s": 0.0,
              "full": 0, "dropped": {}, "suspects": []}
         ],
+        "GET /v1/groups": [KNOWN, UNKNOWN],
         "GET /v1/keys": [{"host": "gpu1", "ids": ["aa"]}],
         "GET /v1/voters": {"voters": ["gpu1"], "learner": "", "leaving": "", "under_way": "", "rows": [
             {"host": "gpu1", "part": "votes", "leads": True, "entry": 7, "names": ["gpu1"], "notes": [], "age_s": 0.0}
@@ -82,6 +86,31 @@ def test_rows_are_sorted_and_filtered_by_columns_and_by_fields_of_the_json(run: 
         assert code == 2 and "did you mean state?" in error, wrong
     code, _, error = run("hosts", "--filter", "state")
     assert code == 2 and "FIELD=VALUE" in error
+
+
+def test_json_keeps_its_shape_whichever_rows_are_asked_for(run: Run, rack: FakeAgent) -> None:
+    """Rows that lie inside of others: jobs in groups, measurements in volumes, ended jobs beside what they lack."""
+    (group,) = json.loads(run("groups", "-o", "json", "--filter", "job=j1*")[1])["data"]
+    assert [job["job"] for job in group["jobs"]] == ["j1"] and group["hosts"] == KNOWN["hosts"]
+    whole = json.loads(run("memory", "--json")[1])
+    assert json.loads(run("memory", "--json", "--filter", "op=read")[1]) == whole and whole["accounts"]
+    assert json.loads(run("memory", "--json", "--filter", "op=none")[1])["data"] == []
+    rack.replies["GET /v1/history"] = told(*ROWS)
+    data = json.loads(run("history", "--json", "--filter", "id=j2")[1])["data"]
+    assert [job["id"] for job in data["jobs"]] == ["j2"] and data.keys() == told(*ROWS).keys()
+
+
+def test_history_has_every_form_and_two_that_are_traces(run: Run, rack: FakeAgent) -> None:
+    rack.replies["GET /v1/history"] = told(*ROWS)
+    names = [job.id for job in ROWS]
+    assert run("history", "-o", "name", "--sort", "id")[1].split() == sorted(names)
+    assert [json.loads(line)["id"] for line in run("history", "-o", "jsonl")[1].splitlines()] == names
+    assert run("history", "-o", "csv", "--columns", "id")[1].split() == ["id", *names]
+    trace = run("history", "-o", "csv", "--filter", f"id={names[0]}")[1]
+    assert [row["job_id"] for row in csv.DictReader(io.StringIO(trace))] == [names[0]]
+    assert run("history", "--format", "sacct")[1] == run("history", "-o", "sacct")[1] != ""
+    code, _, error = run("history", "-o", "sacct", "--columns", "id")
+    assert code == 2 and "--columns" in error
 
 
 # ---- narrow terminals ------------------------------------------------------------------------------------------------
