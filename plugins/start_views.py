@@ -1,4 +1,5 @@
-"""What people and programs see of starts to come: `agentctl submit --dry-run`, `jobs`, `job`, `why`, and the page."""
+"""What people and programs see of starts to come: `agentctl submit --dry-run`, `jobs`, `job`, `why`, and the page;
+and what they start with."""
 
 import msgspec
 
@@ -33,3 +34,13 @@ class TurnView(msgspec.Struct, frozen=True):
     """The job's place among those that wait; 1: nobody is ahead."""
     ahead: str = ""
     """Who is ahead, in words: `j3 (alice, 2 GPUs) and 4 more, since jobs with fewer GPUs go first`."""
+
+
+class EnvView(msgspec.Struct, frozen=True):
+    """The environment that a job was submitted with, without its secrets."""
+
+    id: str
+    variables: dict[str, str]
+    """By name. A value that is, or has in it, what looks like a secret says `(hidden)` there."""
+    host: str
+    """The host that had it."""

@@ -102,6 +102,7 @@ ROUTES = {
     "GET /v1/starts": "when jobs that wait will start, p50 and p90, and from what that is known; `?job=`: one of them",
     "GET /v1/jobs/{id}": "one job",
     "GET /v1/jobs/{id}/curve": "the job's step time and metrics over its steps, at most 512 points",
+    "GET /v1/jobs/{id}/env": "the environment of a job that is not over, secrets hidden; for its owner and operators",
     "GET /v1/jobs/{id}/logs": "what a rank wrote, from an offset on",
     "GET /v1/why/{id}": "all events of one job, slab, volume or host",
     "GET /livez": "200 while the agent's loop turns",

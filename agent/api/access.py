@@ -43,6 +43,8 @@ class Rule(NamedTuple):
     ends: bool = False
     """Whether the command only ends, or gives back, what is the asker's own: its owner may do that out of all tenants,
     too."""
+    is_private: bool = False
+    """Whether those who may read all are not answered either."""
     noted: tuple[str, ...] = ()
     """The subjects of what the event log says of it, where nothing else does, with a field of the request in braces."""
 
@@ -107,6 +109,7 @@ RULES: Mapping[str, Rule] = {
     "agent.report": LOOK,
     "scheduler.logs": Rule("own", "job"),
     "scheduler.curve": Rule("own", "job"),
+    "scheduler.env": Rule("own", "job", is_private=True),
     "scheduler.submit": Rule("use", changes=True),
     "scheduler.start_of": Rule("use", changes=True),  # it submits nothing, and is for whoever may submit
     "scheduler.cancel": Rule("own", "job", changes=True, ends=True),
@@ -177,7 +180,11 @@ def refusal(asker: Asker, command: str, rule: Rule | None, owner: OwnerUser | No
         return NotAllowed(what, f"nobody has said who may ask for {command}", "report this")
     if rule.needs == "log in":
         return _no_login(asker)
-    if asker.role == "operator" or rule.needs == "look" or (asker.reads_all and not rule.changes):
+    if (
+        asker.role == "operator"
+        or rule.needs == "look"
+        or (asker.reads_all and not rule.changes and not rule.is_private)
+    ):
         return None
     if rule.needs == "operate":
         why = f"{command} is for operators, and {asker.name} is a {asker.role}"

@@ -329,6 +329,7 @@ class HttpApi:
         get("/v1/jobs/{id}", self._ask("scheduler.job", _path_and_wait))
         get("/v1/jobs/{id}/tuner", self._ask("tuner.show", _path_id))
         get("/v1/jobs/{id}/curve", self._ask("scheduler.curve", _path_and_wait))
+        get("/v1/jobs/{id}/env", self._ask("scheduler.env", _path_id))
         get("/v1/jobs/{id}/logs", self._ask("scheduler.logs", _log_place))
         get("/v1/history", self._ask("agent.history", _query))
         get("/v1/report", self._ask("agent.report", _query))

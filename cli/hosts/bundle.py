@@ -24,7 +24,8 @@ from cli.client import FAILED, Agent, AgentctlError
 from cli.context import Context
 from cli.files import replacing
 from cli.hosts import doctor
-from cli.hosts.scrubbed import Scrubber, arguments_in, is_secret
+from cli.hosts.scrubbed import Scrubber, arguments_in
+from covey.core.hidden import is_secret
 from covey.core.version import VERSION
 
 CONFIG = "/etc/covey/agent.toml"

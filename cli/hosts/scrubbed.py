@@ -9,32 +9,10 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-HIDDEN = "(hidden)"
-NAMES = ("key", "secret", "token", "password", "passwd", "credential", "authorization", "bearer", "cookie")
-"""A name with one of these in it says that its value is secret."""
+from covey.core.hidden import HIDDEN, is_secret, without_secrets
+
 SHORT = 6
 """Letters of a value that is too short to be looked for elsewhere: it would hide words of every other line."""
-_NAME = rf"[\w.-]*(?:{'|'.join(NAMES)})[\w.-]*"
-_VALUE = r"""(?:"[^"\n]*"|'[^'\n]*'|(?:bearer\s+|basic\s+)?[^\s,;"')}\]]+)"""
-_LETTER, _APART = r"[A-Za-z0-9+_=-]", r"[\w/+.-]"
-"""A letter of a long word, and one beside which it is a part of a path or of a name."""
-_UUID = r"(?:GPU-|MIG-)?[0-9a-f]{8}-[0-9a-f]{4}-"
-_MIXED = rf"(?!{_UUID})(?={_LETTER}*[a-z])(?={_LETTER}*[A-Z])(?={_LETTER}*[0-9])"
-_PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
-    (re.compile(r"://[^/\s@\"']+@"), f"://{HIDDEN}@"),
-    (re.compile(rf"(?i)({_NAME}[\"']?\s*[=:]\s*){_VALUE}"), rf"\1{HIDDEN}"),
-    (re.compile(rf"(?i)(--?{_NAME}\s+)(?!\()[^\s\"',;)\]]+"), rf"\1{HIDDEN}"),
-    (re.compile(r"(?i)\b((?:bearer|basic)\s+)[\w.~+/=-]{6,}"), rf"\1{HIDDEN}"),
-    (re.compile(r"\b(?:hf_|sk-|gh[opusr]_|github_pat_|glpat-|xox[abprs]-|AKIA|ASIA|eyJ|npm_|pypi-)[\w.-]{8,}"), HIDDEN),
-    (re.compile(r"covey-[a-z2-7]{40,}"), HIDDEN),
-    (re.compile(r"(?i)(?<![\w-])[0-9a-f]{32,}(?![\w-])"), HIDDEN),
-    (re.compile(rf"(?<!{_APART}){_MIXED}{_LETTER}{{24,}}(?!{_APART})"), HIDDEN),
-    (re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*-----|\Z)", re.DOTALL), HIDDEN),
-)  # fmt: skip
-
-
-def is_secret(name: str) -> bool:
-    return any(word in name.lower() for word in NAMES)
 
 
 class Scrubber:
@@ -50,9 +28,7 @@ class Scrubber:
     def text(self, text: str) -> str:
         for word in sorted(self._known, key=len, reverse=True):
             text = text.replace(word, HIDDEN)
-        for pattern, put in _PATTERNS:
-            text = pattern.sub(put, text)
-        return text
+        return without_secrets(text)
 
     def json(self, value: Any) -> Any:
         """A value with its strings scrubbed, and without what stands under a secret's name or in an `argv`."""

@@ -37,11 +37,15 @@ CARRIES = "CARRIES"
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("job", metavar="ID", help="such as j1")
     parser.add_argument("--plot", action="store_true", help="show step time and metrics over steps, as curves")
+    said = "show the variables it was submitted with, secrets hidden; for its owner and operators, until it is over"
+    parser.add_argument("--env", action="store_true", help=said)
 
 
 def run(context: Context) -> int:
     if context.args.plot:
         return plot(context)
+    if context.args.env:
+        return environment(context)
     try:
         answer = context.agent.gather("jobs", context.args.job)
     except AgentctlError as error:
@@ -96,6 +100,20 @@ def fault_of(code: int | None) -> str:
     it was none."""
     number = -(code or 0) if (code or 0) < 0 else (code or 0) - SHELL_SIGNALS
     return signal.Signals(number).name if number in FAULTS else ""
+
+
+def environment(context: Context) -> int:
+    """Show the variables that a job was submitted with, as `env` does."""
+    try:
+        answer = context.agent.get("jobs", context.args.job, "env")
+    except AgentctlError as error:
+        not_found(context, error, context.args.job)
+    if context.json:
+        return context.say_json(answer.whole)
+    for name, value in answer.data["variables"].items():
+        context.say(printable(f"{name}={value}"))
+    context.as_of(answer, plural(len(answer.data["variables"]), "variable"))
+    return 0
 
 
 def plot(context: Context) -> int:

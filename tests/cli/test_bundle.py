@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from cli.hosts.scrubbed import HIDDEN, Scrubber, arguments_in
+from cli.hosts.scrubbed import Scrubber, arguments_in
+from covey.core.hidden import HIDDEN, without_secret_values
 from tests.cli.conftest import FakeAgent, job_view
 from tests.cli.rack_answers import Run
 from tests.cli.rack_answers import run as run
@@ -168,6 +169,8 @@ def test_what_is_no_secret_stays(text: str) -> None:
     ],
 )
 def test_what_looks_like_a_secret_goes(text: str, left: str) -> None:
+    named = without_secret_values({"HF_TOKEN": text, "TEXT": text, "EMPTY_KEY": ""})
+    assert named == {"EMPTY_KEY": "", "HF_TOKEN": HIDDEN, "TEXT": left}
     assert Scrubber().text(text) == left
 
 

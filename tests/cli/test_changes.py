@@ -298,6 +298,16 @@ def test_a_volume_becomes_swap_and_one_that_exists_needs_no_size(run: Run, agent
     assert "POST /v1/volumes" not in [asked for asked, _ in agent.asked[before:]], "it is used as it is"
 
 
+def test_the_environment_of_a_job_is_shown_as_it_is_hidden(run: Run, agent: FakeAgent) -> None:
+    agent.replies["GET /v1/jobs/j1/env"] = {
+        "id": "j1",
+        "variables": {"A": "x\n", "API_KEY": "(hidden)"},
+        "host": "gpu1",
+    }
+    code, out, _ = run("job", "j1", "--env")
+    assert (code, out.splitlines()[:2]) == (0, ["A=x?", "API_KEY=(hidden)"])
+
+
 def test_memory_says_how_swap_is(run: Run, agent: FakeAgent) -> None:
     waits = SWAP_ON | {"word": "waits", "why": "no swap helper listens"}
     agent.replies["GET /v1/volumes"] = [VOLUME | {"volume": "swap", "host": "gpu1", "swap": SWAP_ON}]

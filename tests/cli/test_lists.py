@@ -31,8 +31,10 @@ from tests.cli.rack_answers import run as run
 from tests.cli.test_books import ROWS, told
 from tests.cli.test_groups import KNOWN, UNKNOWN
 
-LISTS = ("hosts", "gpus", "jobs", "slabs", "volume ls", "tensors", "quota", "tenant list", "voters", "gossip", "keys")
-LISTS += ("groups", "memory", "why j1")
+LISTS = (
+    *("hosts", "gpus", "jobs", "slabs", "volume ls", "tensors", "quota", "tenant list", "voters", "gossip", "keys"),
+    *("groups", "memory", "why j1"),
+)
 WIDTHS = (20, 40, 60, 80, 200)
 WHY = "9th of the waiting jobs, in queue 0; 6 GPUs are free; the tenant uses its quota of sixteen"
 

@@ -330,6 +330,9 @@ class FakeAgent:
         app.router.add_get(
             "/v1/jobs/{id}", self._said(lambda request: self.rack.tables["jobs"][request.match_info["id"]])
         )
+        app.router.add_get(
+            "/v1/jobs/{id}/env", self._said(lambda _: {"variables": {"API_KEY": "(hidden)", "A": "<b>"}})
+        )
         app.router.add_get("/v1/jobs/{id}/curve", self._said(self._curve))
         app.router.add_get("/v1/jobs/{id}/logs", self._said(self._log))
         app.router.add_get(

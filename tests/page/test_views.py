@@ -167,3 +167,5 @@ def test_a_job_shows_its_story_its_curves_and_its_output(small: Any, visit: Open
     assert "of each step waits for" in tab.page.text_content(".lead")
     tab.wait("document.querySelector('.log').textContent.includes('step 40 loss')")
     assert tab.page.locator(".command code").all_text_contents()[-1].startswith("agentctl cancel")
+    tab.page.click("details summary")
+    tab.wait("document.querySelector('details pre')?.textContent === 'API_KEY=(hidden)\\nA=<b>'")

@@ -15,6 +15,7 @@ from msgspec import Meta
 
 from covey.core.carried import ENV_BYTES_MAX, VARIABLES_MAX
 from covey.core.events import Message
+from covey.core.hidden import SHOWN_MAX
 from covey.core.ids import HostId, JobId
 from covey.core.job_records import JobRecord, Range
 from plugins.facts import MemoryInUse, StepTiming
@@ -252,6 +253,21 @@ class EnvAnswer(Message, frozen=True):
     job."""
 
 
+ShownText = Annotated[str, Meta(max_length=2 * SHOWN_MAX)]
+"""The name of a variable, or what is shown of its value."""
+
+
+class ShownEnvOf(Message, frozen=True):
+    """Question of an agent whose user may see this job's environment: what is in it, without its secrets?"""
+
+    job: Job
+
+
+class ShownEnv(Message, frozen=True):
+    variables: Annotated[dict[ShownText, ShownText], Meta(max_length=VARIABLES_MAX)] | None
+    """By name, with secrets hidden; None: it is not here, or cannot be opened any more."""
+
+
 class RankHangs(Message, frozen=True):
     """Host that sums a job, or looks after it -> host of a rank: the others have waited for it for `waits_s`
     seconds."""
@@ -368,6 +384,8 @@ Talk = (
     | KeepEnv
     | EnvOf
     | EnvAnswer
+    | ShownEnvOf
+    | ShownEnv
     | RankHangs
     | StacksWanted
     | SparesWanted

@@ -23,7 +23,7 @@ from covey.core.job_records import (
     ranges_of,
 )
 from plugins.askers import OwnerUser, asker_of
-from plugins.base import Host
+from plugins.base import Command, Host
 from plugins.history_views import HistoryView, JobReportView, ReportRow, ReportView, gpu_seconds, history_row
 from plugins.scheduler.machine.books import asked_for
 from plugins.scheduler.machine.books.job_record import record_of
@@ -198,6 +198,9 @@ class JobHistory:
         return [*failing, *([self._records.told] if self._records.told else [])]
 
     # ---- what people ask ----
+
+    def commands(self) -> dict[str, Command]:
+        return {"history": self.history, "report": self.report, "report_job": self.report_job}
 
     async def history(self, given: Mapping[str, Any]) -> HistoryView:
         """Ended jobs, the newest first, of the asker or, for operators, of all."""

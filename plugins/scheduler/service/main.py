@@ -66,6 +66,7 @@ from plugins.scheduler.messages.wire import (
     RecordsWanted,
     RenewLeases,
     SaveWanted,
+    ShownEnvOf,
     SparesWanted,
     SparesWarm,
     StacksWanted,
@@ -317,6 +318,8 @@ class SchedulerService(PluginService):
             return self.stuck.gang_now(question.job, question.epoch)
         if isinstance(question, EnvOf):
             return await self.envs.give(sender, question)
+        if isinstance(question, ShownEnvOf):
+            return await self.envs.show(question)
         if isinstance(question, LogTail):
             return await self._log_tail(question)
         if isinstance(question, RecordsWanted):
@@ -383,9 +386,8 @@ class SchedulerService(PluginService):
             "tenant_set": self._tenant_set,
             "rack": self._rack,
             "gpu_uses": self._gpu_uses,
-            "history": self.history.history,
-            "report": self.history.report,
-            "report_job": self.history.report_job,
+            **self.history.commands(),
+            **self.envs.commands(self._seek),
         }
 
     def metrics(self) -> Measured:

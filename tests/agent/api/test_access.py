@@ -31,7 +31,9 @@ LOOKS = """scheduler.starts agent.keys agent.local_keys agent.gossip agent.local
     scheduler.gpu_uses scheduler.history scheduler.report scheduler.report_job agent.history agent.report
     memory.volumes memory.slabs memory.accounts aggregator.tensors sharing.gpus sharing.interference
     interleave.groups""".split()  # noqa: SIM905
-OWN_READS = ["scheduler.logs", "scheduler.curve", "tuner.show"]
+PRIVATE = ["scheduler.env"]
+"""Not for those who may read all, either."""
+OWN_READS = ["scheduler.logs", "scheduler.curve", "tuner.show", *PRIVATE]
 OWN_CHANGES = """scheduler.cancel scheduler.move scheduler.scale scheduler.arrange scheduler.tune memory.remove
     scheduler.hold scheduler.release scheduler.requeue scheduler.priority scheduler.update
     memory.give_up agent.open_session agent.turn_session agent.stacks scheduler.checkpoint""".split()  # noqa: SIM905
@@ -74,7 +76,7 @@ def test_each_role_may_what_it_may_and_no_more(command: str) -> None:
         expected = {"root": none_of, "ann": all_of, "eve": all_of, "visitor": none_of}
     if command in (*OWN_READS, *OWN_CHANGES):
         expected = {**expected, "ann": own}
-    reads = command in (*LOOKS, *OWN_READS)
+    reads = command in (*LOOKS, *OWN_READS) and command not in PRIVATE
     assert by_role == {**expected, "reader": all_of if reads else none_of}
 
 

@@ -45,6 +45,7 @@ KINDS: Mapping[str, tuple[str, ...]] = {
             "GET /v1/jobs/{id}/tuner",
             "GET /v1/jobs/{id}/logs",
             "GET /v1/jobs/{id}/curve",
+            "GET /v1/jobs/{id}/env",
             "POST /v1/jobs/{id}/cancel",
             "POST /v1/jobs/{id}/move",
         ),

@@ -92,9 +92,14 @@ def test_a_secret_is_in_clear_only_where_the_job_runs_and_nowhere_after_its_end(
         for name in rack.alive():
             queue = rack.plugin(name, "scheduler").queue
             assert SECRET.encode() not in queue.snapshot()
+        for name in rack.alive():  # a host that has it not asks one that has
+            shown = rack.ask(name, "scheduler.env", {"id": str(id)})
+            assert shown.variables["API_KEY"] == "(hidden)" and shown.host in sealed(rack), name
         rack.until(lambda: state(rack, id) == "done", 90, "it ends")
         rack.run(10.0)
         assert files_with(rack, SECRET) == {} and sealed(rack) == []
+        with pytest.raises(Refused, match=r"cannot be shown.*deleted"):
+            rack.ask("h1", "scheduler.env", {"id": str(id)})
         assert job(rack, id).env.key == b"", "what a deleted file left on a disk cannot be read any more"
 
 

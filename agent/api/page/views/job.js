@@ -41,6 +41,13 @@ export class JobView {
     this.logState = h("div");
     this.story = h("div");
     this.acts = h("div", { class: "acts" });
+    this.variables = h("div");
+    this.env = h(
+      "details",
+      { ontoggle: () => this.readEnv() },
+      h("summary", {}, "Variables it was submitted with, for its owner and operators"),
+      this.variables,
+    );
     const panel = (title, ...parts) =>
       h("section", { class: "panel", "aria-label": title }, h("h2", {}, title), ...parts);
     this.el = h(
@@ -62,6 +69,7 @@ export class JobView {
       panel("Curves", this.curves),
       panel("Ranks and GPUs", this.ranks),
       panel("Output", this.logHead, this.logState, this.log),
+      panel("Environment", this.env, command(`agentctl job ${id} --env`)),
       panel("Events", this.story),
       panel(
         "Change it",
@@ -486,6 +494,23 @@ export class JobView {
     } catch (error) {
       this.refusedLog = error instanceof Refusal && error.said.code === 4;
       this.logState.replaceChildren(refusal(error));
+    }
+  }
+
+  // The job's environment, asked for once somebody wants to see it; values that look like secrets never come.
+  async readEnv() {
+    if (!this.env.open || this.envKnown) return;
+    try {
+      const { data } = await read(`/v1/jobs/${encodeURIComponent(this.id)}/env`);
+      const lines = Object.entries(data.variables).map(([name, value]) => `${name}=${value}`);
+      this.envKnown = true;
+      this.variables.replaceChildren(
+        lines.length
+          ? h("pre", { class: "log", tabindex: "0", "aria-label": "Environment of the job" }, lines.join("\n"))
+          : quiet("It was submitted without any."),
+      );
+    } catch (error) {
+      this.variables.replaceChildren(refusal(error));
     }
   }
 

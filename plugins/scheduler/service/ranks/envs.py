@@ -16,21 +16,26 @@ then. When no host that has it answers, the job goes back to the queue and says 
 """
 
 import asyncio
+import contextlib
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any
 
 import msgspec
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
+from covey.core.carried import for_people
 from covey.core.errors import Refused
+from covey.core.hidden import without_secret_values
 from covey.core.ids import HostId, JobId
-from plugins.base import Host
+from plugins.base import Command, Host
 from plugins.scheduler.machine.log.job_table import JobTable
 from plugins.scheduler.machine.log.jobs import HOLDING, Job
 from plugins.scheduler.messages.spec import SealedEnv
-from plugins.scheduler.messages.wire import EnvAnswer, EnvOf, KeepEnv
+from plugins.scheduler.messages.wire import EnvAnswer, EnvOf, KeepEnv, ShownEnv, ShownEnvOf
 from plugins.scheduler.service.log import QueueLog
+from plugins.start_views import EnvView
 
 FOLDER = "scheduler/env"
 KEY_BYTES = 32
@@ -206,6 +211,39 @@ class Envs:
         return job.env.digest == question.digest and (
             runs or job.grant.coordinator == host or self.keeps_spares(job, host)
         )
+
+    # ---- people ----
+
+    def commands(self, seek: Callable[[Mapping[str, Any]], Awaitable[Job]]) -> dict[str, Command]:
+        """What people ask for. `seek`: the job of a request."""
+
+        async def env(given: Mapping[str, Any]) -> EnvView:
+            return await self.shown(await seek(given))
+
+        return {"env": env}
+
+    async def shown(self, job: Job) -> EnvView:
+        """The environment that a job was submitted with, without its secrets, from here or from a host that has it.
+        Refused where nobody has it."""
+        what = f"the environment of {job.id} cannot be shown"
+        if job.over:
+            raise Refused(3, what, "the job is over, and its environment was deleted", f"agentctl job {job.id}")
+        if (mine := await self.show(ShownEnvOf(job.id))).variables is not None:
+            return EnvView(job.id, mine.variables, self._host.id)
+        for host in self._holders(job):
+            with contextlib.suppress(TimeoutError, Refused):
+                answer = await self._host.ask(self._plugin, host, ShownEnvOf(job.id), ASK_S)
+                if isinstance(answer, ShownEnv) and answer.variables is not None:
+                    return EnvView(job.id, answer.variables, host)
+        raise Refused(75, what, "no host that keeps it answers", "try again, or see agentctl hosts")
+
+    async def show(self, question: ShownEnvOf) -> ShownEnv:
+        """What may be seen of a job's environment, if it is here: no secret leaves the host that has it."""
+        job = self._queue.jobs.get(question.job)
+        found = None if job is None or job.over else await self.here(job)
+        if found is None:
+            return ShownEnv(None)
+        return ShownEnv(without_secret_values({for_people(name): for_people(found[name]) for name in found}))
 
     # ---- the end ----
 
