@@ -131,13 +131,9 @@ def test_the_model_takes_changes_by_key_and_counts_time_on_from_what_was_said(tm
 
 
 @node
-def test_what_a_job_waits_for_is_read_from_the_words_that_agentctl_shows(tmp_path: Path) -> None:
-    reason = "12th of the waiting jobs, in queue 0; it needs 8 GPUs; ahead: j1 (ml, 4 GPUs) and 9 more; it starts"
-    jobs = [
-        {"state": "queued", "reason": reason},
-        {"state": "running", "reason": reason},
-        {"state": "queued", "reason": ""},
-    ]
+def test_what_a_job_waits_for_is_said_as_agentctl_says_it(tmp_path: Path) -> None:
+    turn = {"place": 12, "ahead": "j1 (ml, 4 GPUs) and 9 more"}
+    jobs = [{"state": "queued", "turn": turn}, {"state": "running", "turn": None}, {"state": "queued"}]
     found = run("return given.map((job) => [facts.place(job), facts.ahead(job)])", jobs, tmp_path)
     assert found == [[12, "j1 (ml, 4 GPUs) and 9 more"], [None, ""], [None, ""]]
     timing = {"step_s": 1.0, "input_s": 0.62, "communicate_s": 0.2, "turns_s": 0.0}
