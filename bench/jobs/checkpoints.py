@@ -46,8 +46,8 @@ def checkpoints(progress: Progress) -> Report:
     notes = [
         "as multiples of the better of backfill (which knows every length) and best effort, which stop nobody",
         "a stop loses what a job ran since it saved, and 30 s + 30 s; restarts: of the GPU time held",
-        "unsaved_stops=0: a job that never saved is not stopped; by default three times at most, since it may save "
-        "when it is told to end",
+        "unsaved_stops=0: a job that never saved is not stopped; by default until three stops lost something, "
+        "since it may save when it is told to end",
     ]
     return Report("jobs-checkpoints", {"runs": data}, [Table("what stops lose", columns, rows, notes)])
 

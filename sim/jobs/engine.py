@@ -279,7 +279,7 @@ class Engine:
                     continue
                 self.suspended -= self.width[job]
                 self._lift(job)
-                self._wait(job)
+                self._stopped(job)
             elif kind == DEMOTE:
                 self._demote(job)
             else:
@@ -471,7 +471,13 @@ class Engine:
         else:
             self.events.cancel(job)
             self._lift(job)
-            self._wait(job)
+            self._stopped(job)
+
+    def _stopped(self, job: int) -> None:
+        """The job's ranks have ended, since it was told to stop."""
+        if self.losses is not None:
+            self.losses.lost_by_stop()
+        self._wait(job)
 
     def _demote(self, job: int) -> None:
         self._accrue(job)

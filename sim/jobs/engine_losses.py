@@ -28,16 +28,17 @@ class Ordering(Protocol):
 
 
 class Losses:
-    """The checkpoints of the jobs of one engine."""
+    """The checkpoints of the jobs of one engine, which are one tenant's."""
 
     def __init__(self, engine: Ordering, rules: OrderRules) -> None:
         count = len(engine.width)
         self.engine, self.every_s = engine, rules.checkpoint_every_s or 0
-        self.firm = FirmJobs(rules.preempt_s + rules.restore_s, rules.unsaved_stops)
+        self.firm = FirmJobs(rules.unsaved_stops)
+        self.restart_s = rules.preempt_s + rules.restore_s
         self.since_s, self.went_s = [0] * count, [0] * count
         """For each job: when it got its GPUs, and when it began to make progress on them."""
-        self.stops = [0] * count
-        """How often each job was stopped."""
+        self.lost = 0
+        """How often a job was stopped, and did not save then: nobody does here."""
         self.saved_s: list[int | None] = [None] * count
         self.out_of_order: set[int] = set()
         """Jobs that are taken out of the order for being firm."""
@@ -90,9 +91,15 @@ class Losses:
 
     def drop(self, job: int) -> None:
         """Forget a job that was stopped, or has ended."""
-        self.stops[job] += 1
         self._saves.cancel(job)
         self.firm.drop(job)
+
+    def lost_by_stop(self) -> None:
+        """Count a job that was stopped, and has not saved."""
+        self.lost += 1
+        if self.lost == self.firm.unsaved_stops:
+            for job in list(self.firm.runs):
+                self._look(job)
 
     def _await_save(self, job: int) -> None:
         run = self.firm.runs.get(job)
@@ -102,7 +109,8 @@ class Losses:
     def _look(self, job: int) -> bool:
         """Take in a job as it is now; returns whether it became firm, or is so no more."""
         now, saved_s = self.engine.now, self.saved_s[job]
-        run = JobRun(self.since_s[job], saved_s, self.stops[job])
+        spent = self.firm.unsaved_stops is not None and self.lost >= self.firm.unsaved_stops
+        run = JobRun(self.since_s[job], saved_s, spent, self.restart_s)
         firm = self.firm.put(job, run, now)
         if not firm and saved_s == now and self._stays_open(now - self.since_s[job]):
             firm = self.firm.put(job, run._replace(saved_s=ALWAYS), now)
@@ -113,7 +121,7 @@ class Losses:
 
     def _stays_open(self, held_s: int) -> bool:
         """Whether a job that saves now may be stopped until its next checkpoint, and so after every later one."""
-        return stoppable_for(held_s, 0, self.firm.restart_s) >= self.every_s
+        return stoppable_for(held_s, 0, self.restart_s) >= self.every_s
 
     def _take_out(self, job: int) -> None:
         engine = self.engine

@@ -211,6 +211,14 @@ def not_stopped_again(stops: int) -> str:
     return f"it was stopped {times} for others and has never saved: it is not stopped for others again until it saves"
 
 
+def not_stopped_for_tenant(tenant: str, job: JobId) -> str:
+    """Why other jobs do not stop one that never saved, since stops lost what others of its tenant had not saved."""
+    return (
+        f"it has never saved, and jobs of tenant {tenant} that were stopped had not either: it is not stopped for "
+        f"others until it saves (agentctl preempt --test {job} shows whether it does when it is told to end)"
+    )
+
+
 def upgraded(spec: JobSpec, used: int, quota: int | None) -> str:
     """What happened to a demoted job. `used`: GPUs of its tenant, its own among them."""
     limit = "which has no limit" if quota is None else f"of which {used} of {quota} are used now"

@@ -49,8 +49,8 @@ class OrderRules(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds of running between two checkpoints: what a job ran since the last is lost when it is stopped. 0: it never
     saves; None: it saves when it is stopped, and loses nothing."""
     unsaved_stops: int | None = None
-    """How often a job that has not saved yet may be stopped, where jobs lose something; a job that saved may be stopped
-    while that costs little (`machine/leader/firm_jobs.py`). None: every job may be stopped at any time."""
+    """How often jobs that have not saved yet may be stopped, all jobs together, where jobs lose something; a job that
+    saved may be stopped while that costs little (`machine/leader/firm_jobs.py`). None: at any time."""
 
     def __post_init__(self) -> None:
         if self.discipline not in get_args(Discipline):

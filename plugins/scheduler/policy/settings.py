@@ -55,12 +55,13 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     while the others ask for over twice the GPUs (`machine/leader/gang_clocks.py`). Ours: about as long as narrow jobs
     take, and with 30 minutes one of fourteen traces loses 12 % in the mean."""
     restart_s: float = 60.0
-    """Seconds that a stop and a start cost a job beside what it has not saved: for jobs that save, which stop for
-    others only while both are at most a tenth of the time for which they have run (`machine/leader/firm_jobs.py`;
-    chosen: a checkpoint and a start of 30 s each, as the simulator has them)."""
+    """Seconds that a stop and a start cost a job beside what it has not saved, until a restart of it was measured: for
+    jobs that save, which stop for others only while both are at most a tenth of the time for which they have run
+    (`machine/leader/firm_jobs.py`; chosen: a checkpoint and a start of 30 s each, as the simulator has them)."""
     unsaved_stops: int | None = 3
-    """How often a job that never saved, as far as is known, is stopped for others; after that it is not stopped before
-    it ends or saves. None: always (chosen: a script may save when it is told to end, and say nothing)."""
+    """How often jobs of one tenant that had not saved are stopped for others, and do not save then, until none of the
+    tenant that never saved is stopped before it ends or saves; each job that saved when it was told to end makes good
+    for as many again. None: always (chosen: a script may save when it is told to end, and nobody knows before)."""
     host_lost_after_s: float = 60.0
     """A host gone for more seconds than this loses its jobs (chosen: an agent's restart and a switch's reboot fit in).
     Ranks that no leader confirms are asked to end after half of it, and are gone after three quarters

@@ -14,7 +14,7 @@ from plugins.gossiped import GpusNow, MemoryHere
 from plugins.scheduler.machine.books.job_record import ended_as
 from plugins.scheduler.machine.gang.rank_signs import is_beside
 from plugins.scheduler.machine.leader.capacity import Capacity
-from plugins.scheduler.machine.leader.firm_jobs import is_spent
+from plugins.scheduler.machine.leader.firm_jobs import TenantStops, is_spent, never_saved
 from plugins.scheduler.machine.leader.leader import RackHost
 from plugins.scheduler.machine.leader.promises import HostPromises
 from plugins.scheduler.machine.leader.shared_capacity import SharedCapacity, SharedGpus, Sharing
@@ -212,10 +212,19 @@ class QueueSnapshot:
     def _nobodys(self) -> int:
         return sum(self.gpu_capacity.free.values())
 
+    @cached_property
+    def _tenant_stops(self) -> TenantStops:
+        stops = TenantStops(self.settings.unsaved_stops)
+        for job in self.queue.jobs.values():
+            stops.put(job)
+        return stops
+
     def reason(self, job: Job) -> str:
         """Why the job is in its state."""
         if job.state == "running" and is_spent(job, self.settings.unsaved_stops):
             return f"{job.reason}; {explain.not_stopped_again(job.tally.preemptions)}"
+        if job.state == "running" and never_saved(job) and self._tenant_stops.lose(job.spec.tenant):
+            return f"{job.reason}; {explain.not_stopped_for_tenant(job.spec.tenant, job.id)}"
         if job.state != "queued":
             return job.reason
         if not job.may_start:

@@ -2,7 +2,7 @@
 has to propose what this proposes; it was written from this."""
 
 import math
-from collections.abc import Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 
 from covey.core.ids import HostId, JobId
 from covey.core.units import format_seconds
@@ -88,7 +88,7 @@ class PlainLeader:
         self.confirm(HostId("nobody"), (), now_s)
         live = self.queue.live()
         self._remember(live, now_s)
-        self.saves.look(live, event.wall_s, now_s)
+        self.saves.look(self.queue.jobs.values(), live, event.wall_s, now_s)
         gone = self._gone(event.rack, live, now_s)
         about: list[AboutJob] = [
             *self._lost(live, gone, event.wall_s, now_s),
@@ -308,10 +308,15 @@ class PlainSaves:
         self.open: dict[JobId, tuple[tuple[object, ...], float]] = {}
         """What each job has to lose, and until when it may be stopped."""
         self.firm: set[JobId] = set()
+        self.stops: dict[JobId, tuple[str, bool, int]] = {}
+        """Every job that was there -> its tenant, whether it saved when told to end, and how often it was stopped."""
 
-    def look(self, live: list[Job], wall_s: float, now_s: float) -> None:
+    def look(self, table: Iterable[Job], live: list[Job], wall_s: float, now_s: float) -> None:
         seen, opened, most = self.seen, self.open, self.settings.unsaved_stops
         self.seen, self.open, self.firm = {}, {}, set()
+        for job in table:
+            told = job.state == "stopping" and job.ending.cause == "preempted"
+            self.stops[job.id] = job.spec.tenant, job.measured.saves_at_stop, job.tally.preemptions - told
         for job in live:
             loses = job.counts and not (job.spec.elastic or job.healing.may_be_lost or job.measured.saves_at_stop)
             if job.state != "running" or not loses:
@@ -321,17 +326,25 @@ class PlainSaves:
             if saved is not None and saved.step != step:
                 step, saved_s = saved.step, now_s - max(0.0, wall_s - saved.wall_s)
             self.seen[job.id, job.grant.epoch] = since_s, step, saved_s
-            run = since_s, saved_s, job.tally.preemptions
+            restart_s = self.settings.restart_s if job.bill.restart_s is None else job.bill.restart_s
+            run = since_s, saved_s, self._spent(job), restart_s
             was = opened.get(job.id)
             until_s = self._until(*run, now_s) if was is None or was[0] != run else was[1]
             self.open[job.id] = run, until_s
             if most is not None and now_s >= until_s:
                 self.firm.add(job.id)
 
-    def _until(self, since_s: float, saved_s: float | None, stops: int, now_s: float) -> float:
+    def _spent(self, job: Job) -> bool:
+        most = self.settings.unsaved_stops or 0
+        stops = [(saves, lost) for tenant, saves, lost in self.stops.values() if tenant == job.spec.tenant]
+        lost, saved = sum(lost for saves, lost in stops if not saves), sum(saves for saves, _ in stops)
+        own = job.tally.preemptions >= max(1, most) and job.measured.saved is None
+        return own or lost >= most * (1 + saved)
+
+    def _until(self, since_s: float, saved_s: float | None, spent: bool, restart_s: float, now_s: float) -> float:
         if saved_s is None:
-            return -math.inf if stops >= (self.settings.unsaved_stops or 0) else math.inf
-        left_s = stoppable_for(now_s - since_s, now_s - max(saved_s, since_s), self.settings.restart_s)
+            return -math.inf if spent else math.inf
+        left_s = stoppable_for(now_s - since_s, now_s - max(saved_s, since_s), restart_s)
         return -math.inf if left_s < 0 else now_s + left_s + 1
 
 

@@ -20,7 +20,7 @@ from plugins.scheduler.machine.leader.capacity import Capacity
 from plugins.scheduler.machine.leader.defragmenting import Defragmenting
 from plugins.scheduler.machine.leader.draining import Draining
 from plugins.scheduler.machine.leader.elastic import Elastic
-from plugins.scheduler.machine.leader.firm_jobs import FirmJobs, JobRun, loses
+from plugins.scheduler.machine.leader.firm_jobs import FirmJobs, JobRun, TenantStops, is_spent, loses
 from plugins.scheduler.machine.leader.gang_clocks import PoolClocks
 from plugins.scheduler.machine.leader.held_back import HeldBack
 from plugins.scheduler.machine.leader.leases import Leases
@@ -145,7 +145,8 @@ class Leader:
         """Gangs that are being placed -> epoch, and since when."""
         self.seeking_since: dict[JobId, tuple[tuple[int, int], float]] = {}
         """Gangs of which some ranks are to move -> (epoch, how often that was so), since when."""
-        self.stops = FirmJobs(settings.restart_s, settings.unsaved_stops)
+        self.stops = FirmJobs(settings.unsaved_stops)
+        self.tenant_stops = TenantStops(settings.unsaved_stops)
         self.seen_saves: dict[JobId, SeenSaves] = {}
         self.running: dict[int, JobId] = {}
         """The jobs of `seen_saves` by their numbers."""
@@ -235,7 +236,7 @@ class Leader:
         if changed is None:
             self._begin()
             known = dict.fromkeys([*self.waits.since, *self.placing_since, *self.failures, *self.retry_at])
-            known |= dict.fromkeys(self.pools.pools)
+            known |= dict.fromkeys([*self.pools.pools, *self.tenant_stops.jobs])
             changed = list(dict.fromkeys([*self.queue.jobs, *known]))
         if self.quotas != self.queue.quotas:
             changed += self._whose_tenant_got_or_lost_its_quota()
@@ -243,6 +244,7 @@ class Leader:
             self.quotas = dict(self.queue.quotas)
         if self.drained is not self.queue.drained or (rack is not self.rack and rack != self.rack):
             changed += self._heard(rack)
+        changed += self._whose_tenants_stops_count_anew(changed)
         for id in changed:
             job = self.queue.jobs.get(id)
             if job is None or job.over:
@@ -261,6 +263,17 @@ class Leader:
         entries = self.run_queues.entries
         now = {job: self.queue.has_quota(self.queue.jobs[job].spec.tenant) for job in entries}
         return [job for job, has_quota in now.items() if has_quota != entries[job].has_quota]
+
+    def _whose_tenants_stops_count_anew(self, changed: Sequence[JobId]) -> list[JobId]:
+        """Jobs that run, of tenants whose jobs may be stopped from now on, or may not, for what stops did to others."""
+        tenants: set[str] = set()
+        for id in changed:
+            job = self.queue.jobs.get(id)
+            if job is None:
+                self.tenant_stops.forgotten(id)
+            elif self.tenant_stops.put(job):
+                tenants.add(job.spec.tenant)
+        return [id for id in self.seen_saves if self.queue.jobs[id].spec.tenant in tenants] if tenants else []
 
     def _heard(self, rack: Sequence[RackHost]) -> list[JobId]:
         """Take in what gossip says of the rack now, and return jobs on hosts that came or went."""
@@ -355,7 +368,9 @@ class Leader:
         if saved is not None and saved.step != seen.step:
             seen = seen._replace(step=saved.step, saved_s=now_s - max(0.0, wall_s - saved.wall_s))
         self.seen_saves[job.id], self.running[job.number] = seen, job.id
-        self.stops.put(job.number, JobRun(seen.since_s, seen.saved_s, job.tally.preemptions), now_s)
+        spent = is_spent(job, self.settings.unsaved_stops) or self.tenant_stops.lose(job.spec.tenant)
+        restart_s = self.settings.restart_s if job.bill.restart_s is None else job.bill.restart_s
+        self.stops.put(job.number, JobRun(seen.since_s, seen.saved_s, spent, restart_s), now_s)
 
     def _forget_saves(self, id: JobId) -> None:
         seen = self.seen_saves.pop(id, None)

@@ -56,6 +56,11 @@ class JobBill(msgspec.Struct):
     """When it was told to stop; None: it was not."""
     uses: dict[HostId, JobUse] = {}
     """What each host measured of the present start."""
+    stopped_s: float | None = None
+    """How long its newest start took to end once it was told to, s of each GPU; None: it ended by itself."""
+    restart_s: float | None = None
+    """What its newest restart took, s of each GPU: the stop before it, and from having GPUs again to the first step (of
+    a script that tells no steps: until its ranks ran); None: none was measured."""
     gpu_bytes: int = 0
     host_bytes: int = 0
     """The most memory that any host saw: on one GPU, and on one host, bytes; 0: not known."""
@@ -126,13 +131,24 @@ class JobBill(msgspec.Struct):
         if self.stop is None and self.start is not None:
             self.stop = self._mark(attained)
 
-    def end(self, lost_to: str, again: bool, attained: float, rack_s: float) -> None:
+    def end(self, lost_to: str, again: bool, attained: float, rack_s: float, gpus: int = 0) -> None:
         """All hosts have reported: account for this start. `lost_to`: `preempted` or `failed`; empty: nothing is lost.
-        `again`: it was not the first start."""
+        `again`: it was not the first start; `gpus`: on so many GPUs, 0: not known."""
         self._pass(rack_s)
         self.over += self._accounted(lost_to, again, attained)
+        self._measure(again, attained, gpus)
         self.start = self.stop = None
         self.uses = {}
+
+    def _measure(self, again: bool, attained: float, gpus: int) -> None:
+        """Note how long this start took until its first step, if ranks ran, and how long to end, if it was told to."""
+        start, stop, end = self.start, self.stop, self._mark(attained)
+        if start is None or not gpus:
+            return
+        if again and self.stopped_s is not None and attained > start.attained:
+            unserved = _unserved(start, end if stop is None else stop)
+            self.restart_s = self.stopped_s + (min(unserved, _unserved(start, end)) + self._begun()) / gpus
+        self.stopped_s = None if stop is None else (end.held - stop.held) / gpus
 
     def now(self, again: bool, attained: float, rack_s: float) -> GpuSeconds:
         """What became of all time up to now, as far as hosts have said, and taking for granted that the present start
@@ -146,6 +162,10 @@ class JobBill(msgspec.Struct):
         seen = sum((use.seen_gpu_s for use in self.uses.values()), 0.0)
         return BillMark(self.held_gpu_s, attained, seen, sum((use.used_gpu_s for use in self.uses.values()), 0.0))
 
+    def _begun(self) -> float:
+        """GPU·s for which ranks of the present start ran before their first step."""
+        return sum((use.starting_gpu_s for use in self.uses.values()), 0.0)
+
     def _accounted(self, lost_to: str, again: bool, attained: float) -> GpuSeconds:
         """The present start's time, every second of it once: first what is lost, then what starting again took, then
         what was in use; what hosts did not see is not known."""
@@ -157,8 +177,7 @@ class JobBill(msgspec.Struct):
         lost = min(held, end.held - min(max(self.safe.held, start.held), stop.held)) if lost_to else 0.0
         kept = held - lost
         unserved = min(_unserved(start, stop), _unserved(start, end))
-        begun = sum((use.starting_gpu_s for use in self.uses.values()), 0.0)
-        restarts = min(kept, unserved + begun) if again else 0.0
+        restarts = min(kept, unserved + self._begun()) if again else 0.0
         left = kept - restarts
         seen = min(left, _kept(end.seen, self.safe.seen, lost, held) if lost else end.seen)
         used = min(seen, _kept(end.used, self.safe.used, lost, held) if lost else end.used)

@@ -255,7 +255,8 @@ def end_when_all_reported(queue: JobTable, job: Job, wall_s: float) -> None:
     codes = [code for reported in ending.codes.values() for code in reported.values()]
     done = (not ending.lost and not ending.asked and not any(codes)) or ending.after is None
     lost_to = "" if done else LOST_TO.get(ending.cause, "")
-    job.bill.end(lost_to, job.tally.attempt > 1, job.attained_gpu_s, queue.rack_s)
+    held = sum(len(place.gpus) for place in start.places)
+    job.bill.end(lost_to, job.tally.attempt > 1, job.attained_gpu_s, queue.rack_s, held)
     if done or ending.after is None:
         end(queue, job, "done", f"{all_ranks(job.spec.world_size)} exited with 0", wall_s, 0)
         return
