@@ -51,6 +51,8 @@ class Container(msgspec.Struct, frozen=True, kw_only=True):
     """Variables of the command that hold whatever the image says."""
     shows: tuple[str, ...] = ()
     """Folders of this host that it may read, at the same paths."""
+    hides: tuple[str, ...] = ()
+    """Variables of the container that a command does not have which enters it."""
 
 
 class Command(msgspec.Struct, frozen=True, kw_only=True):
@@ -146,7 +148,11 @@ class StartsBetween(Protocol):
     def start_between(self, command: Command, descriptors: tuple[int, int, int], terminal: bool) -> Process:
         """Start a command whose standard input, output and error are these descriptors, which stay open here.
         `terminal`: they are a terminal, and it becomes the command's own. Without arguments it is the user's shell.
-        OSError when it cannot be started."""
+        One with a container runs in the container of the rank whose command it is, which is there. OSError when it
+        cannot be started."""
+
+    def signal_between(self, process: Process, number: int) -> None:
+        """Send a signal to all of a command that was started so, and to what it runs in a container."""
 
 
 class Processes(Protocol):

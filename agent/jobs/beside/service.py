@@ -33,6 +33,7 @@ from covey.core.events import Message
 from covey.core.ids import HostId, JobId
 from covey.core.units import parse_seconds
 from covey.ports.env import Env
+from covey.ports.processes import Command as RankCommand
 from covey.wire.frames import FrameError, pack, read_frame
 from plugins.askers import ASKER, asker_of
 from plugins.base import Command, RanksSpec
@@ -183,9 +184,6 @@ class BesideSessions:
             why = f"the rank does not run on {self._agent.id} now"
             raise Refused(75, what, why, f"agentctl job {question.job}")
         spec = found.spec
-        if spec.image and question.kind != "port":
-            why = f"it runs in a container ({spec.image[:80]}), which Covey does not enter"
-            raise Refused(4, what, why, f"put the command into the job's own, or: agentctl logs {question.job} -f")
         if question.kind == "port":
             return await self._open_port(question, found)
         settings = self._agent.runner.settings
@@ -202,10 +200,8 @@ class BesideSessions:
         if len(self._known) >= SESSIONS_MAX:
             why = f"{SESSIONS_MAX} sessions run on {self._agent.id}, the limit"
             raise Refused(75, what, why, "end one of them, and try again")
-        env = {name: value for name, value in found.command.env.items() if name not in LEFT_OUT}
-        env |= {"TERM": question.term or "dumb"} if question.terminal else {}
         config = SessionConfig(
-            command=msgspec.structs.replace(found.command, argv=question.argv, env=env, run="", container=None),
+            command=_beside(found.command, question),
             terminal=question.terminal,
             rows=question.rows,
             columns=question.columns,
@@ -321,6 +317,15 @@ class BesideSessions:
         for session, spec in list(self._known.items()):
             if await self._look(spec, session) is None:
                 self._known.pop(session, None)
+
+
+def _beside(rank: RankCommand, question: OpenSession) -> RankCommand:
+    """The command beside a rank. Of a rank in a container it enters that one, which is named after what the rank
+    has."""
+    inside = rank.container and msgspec.structs.replace(rank.container, hides=LEFT_OUT)
+    env = {name: value for name, value in rank.env.items() if inside or name not in LEFT_OUT}
+    env |= {"TERM": question.term or "dumb"} if question.terminal else {}
+    return msgspec.structs.replace(rank, argv=question.argv, env=env, run="", container=inside)
 
 
 def _short(spec: RanksSpec) -> str:

@@ -222,9 +222,9 @@ class BesideSession:
         self._hang_up()
 
     def _signal(self, number: int) -> None:
-        if self._process is not None and not self._ended.is_set():
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._process.id.pid, number)
+        processes = self._env.processes
+        if self._process is not None and not self._ended.is_set() and isinstance(processes, StartsBetween):
+            processes.signal_between(self._process, number)
 
     def _hang_up(self, words: str = "") -> None:
         """End the command: as a terminal does that is closed, and soon after by force."""

@@ -55,6 +55,10 @@ class Containers:
             await self.clear([command])  # what a process of this rank before it left; its own start would say so aloud
         return containers.contained(command, container, host)
 
+    def entered(self, command: Command, container: Container, terminal: bool) -> Command:
+        """The command that runs this one in the container of its rank. ContainerRefused says why there is none."""
+        return containers.entered(command, container, look(self._host, command, container), terminal)
+
     async def _image_env(
         self, command: Command, container: Container, host: ContainerHost
     ) -> tuple[Mapping[str, str] | None, str]:

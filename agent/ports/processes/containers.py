@@ -271,6 +271,24 @@ def apptainer_arguments(command: Command, container: Container, host: ContainerH
     )
 
 
+def entered(command: Command, container: Container, host: ContainerHost, terminal: bool) -> Command:
+    """The command that runs this one in the rank's container, beside the rank; without arguments: a shell.
+    ContainerRefused where nobody can enter it."""
+    if tool_of(container) == "apptainer" or not host.tool:
+        why = "no command enters a container of apptainer" if host.tool else "podman is not installed there"
+        what = f"the container of {for_people(container.image)} cannot be entered on {host.name}"
+        raise ContainerRefused(what, why, "put the command into the job's own")
+    term = ("--env=TERM",) if terminal else ()
+    argv = (
+        *(host.tool, MANAGER, f"--runtime={runtime_of(host.groups, host.runtimes)}", "exec", "--interactive"),
+        *(("--tty", *term) if terminal else ()),
+        *(f"--user={host.uid}:{host.gid}", f"--workdir={command.cwd}"),
+        *(f"--env={name}=" for name in container.hides),
+        *(name_of(command), *(command.argv or ("/bin/sh",))),
+    )
+    return msgspec.structs.replace(command, argv=argv, env=tool_environment(command.env, host), container=None)
+
+
 def tool_environment(env: Mapping[str, str], host: ContainerHost) -> dict[str, str]:
     """The environment of podman or apptainer itself."""
     own = {name: value for name, value in env.items() if name not in NOT_THE_TOOLS}

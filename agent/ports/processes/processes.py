@@ -41,6 +41,7 @@ from agent.ports.processes.procfs import (
     is_alive,
     is_ours,
     live_ticks,
+    name_of,
     pids,
     start_ticks,
     stat,
@@ -58,6 +59,8 @@ POLL_S = 0.05
 REAP_S = 1.0
 SHIM_KEEPS = ("COVEY_JOB_ID", "COVEY_EPOCH", "COVEY_TOKEN", "LD_LIBRARY_PATH")
 """The rank's variables that its shim gets: those by which it is found, and what an interpreter may need to start."""
+CONMON = "conmon"
+"""The name of podman's process under which one in a container runs."""
 LOGIN = ("HOME", "USER", "LOGNAME", "SHELL")
 """Variables that a login of the job's user sets on this host, whatever they were where the job was submitted."""
 GROUP_READS = 0o640
@@ -316,6 +319,8 @@ class RealProcesses:
         `terminal`: they are a terminal, and it becomes the command's own. Without arguments it is the user's shell.
         OSError names the file that is at fault."""
         command = self._of_user(command)
+        if command.container is not None:
+            command = self._containers.entered(command, command.container, terminal)
         env = for_processes(command.env)
         argv = [for_process(each) for each in command.argv] or [_shell(env)]
 
@@ -344,6 +349,18 @@ class RealProcesses:
         except subprocess.SubprocessError as error:
             raise OSError(f"cannot start {argv[0]!r} in this terminal, on these cores: {error}") from error
         return self._child(started)
+
+    def signal_between(self, process: Process, number: int) -> None:
+        """Send a signal to a command that was started with `start_between`. What it runs in a container is below a
+        `conmon`, a child of this process: podman passes no signal on."""
+        keepers = [each.pid for each in descendants(os.getpid()) if name_of(each.pid) == CONMON]
+        inside = [each for keeper in keepers for each in descendants(keeper)]
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if not inside or number == signals.SIGKILL:
+                os.killpg(process.id.pid, number)
+        for each in inside:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(each.pid, number)
 
     async def start_waiting(self, command: Command) -> WaitingProcess:
         return await start_waiting(self._of_user(command), self._marks(command), self._of_user)

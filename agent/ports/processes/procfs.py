@@ -90,6 +90,15 @@ def is_alive(process: ProcessId) -> bool:
     return live_ticks(process.pid) == process.started
 
 
+def name_of(pid: int) -> str:
+    """The process's own name, at most 15 characters of it; empty when it is gone."""
+    try:
+        with open(f"/proc/{pid}/comm", "rb") as file:
+            return file.read().decode(errors="replace").rstrip("\n")
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
 def descendants(root: int) -> list[ProcessId]:
     """The children, grandchildren and so on, zombies included, by pid."""
     children: dict[int, list[ProcessId]] = {}

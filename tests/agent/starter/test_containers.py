@@ -11,15 +11,19 @@ import subprocess
 import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import msgspec
 import pytest
 
+from agent.jobs.beside.messages import OpenSession, SessionOpened, SessionTurn, Turned, TurnSession
+from agent.jobs.beside.service import BesideSessions
 from agent.jobs.runner import SupervisedRunner
 from agent.ports.processes import shims
 from agent.ports.processes.processes import watch
 from agent.ports.processes.procfs import descendants, pids, stat, user_of, words
-from covey.core.ids import JobId
+from covey.core.ids import HostId, JobId
+from covey.ports.env import Env
 from covey.ports.processes import Command, Container
 from plugins.base import RanksSpec
 from plugins.facts import RanksEnded, RanksStarted
@@ -65,6 +69,7 @@ class Image:
         (rootfs / "bin").mkdir(parents=True)
         (folder / "r").mkdir()
         shutil.copy(shutil.which("busybox") or "", rootfs / "bin/busybox")
+        (rootfs / "bin/sh").symlink_to("busybox")
         for each in (self.home, self._sockets):
             each.mkdir()
             os.chown(each, self.uid, self.gid)
@@ -215,3 +220,84 @@ async def test_an_image_that_is_not_there_is_refused_in_words_and_not_pulled(bot
     next = f"podman pull tiny:2 on h1 as {name}"
     assert (ended.codes, ended.reason) == ({0: 127}, f"rank 0 cannot start: {what}: {why}; next: {next}")
     assert await output(runner) == f"covey: {what}\n  why: {why}\n  next: {next}\n"
+
+
+class Beside(NamedTuple):
+    """What sessions beside ranks need of an agent: this host's."""
+
+    id: HostId
+    env: Env
+    runner: SupervisedRunner
+
+
+class TypedBeside:
+    """A command beside rank 0, and whoever typed it."""
+
+    def __init__(self, sessions: BesideSessions, opened: SessionOpened) -> None:
+        self.sessions, self.opened, self.at, self.seen, self.said = sessions, opened, 0, 0, b""
+
+    async def turn(self, **fields: object) -> Turned:
+        found = self.opened
+        turn = SessionTurn(**fields)  # type: ignore[arg-type]
+        about = TurnSession(job=found.job, epoch=found.epoch, session=found.session, turn=turn)
+        answer = await self.sessions.answer(about)
+        assert isinstance(answer, Turned)
+        return answer
+
+    async def until(self, word: bytes) -> int | None:
+        """The exit code, once the command says this or has ended."""
+        async with asyncio.timeout(PODMAN_S):
+            while True:
+                answer = await self.turn(seen=self.seen, wait_s=5.0)
+                self.said += b"".join(data for _, data in answer.parts)
+                self.seen = answer.at + sum(len(data) for _, data in answer.parts)
+                if answer.code is not None or word in self.said:
+                    return answer.code
+
+
+def lasting(image: Image) -> set[int]:
+    """What runs as the user, without what ends by itself in a moment."""
+    return {pid for pid, line in image.processes().items() if "sleep 0.1" not in line or "sh -c" in line}
+
+
+async def test_commands_enter_the_container_of_a_rank_and_leave_nothing(both: tuple[Here, Image, Path]) -> None:
+    host, image, _ = both
+    runner = host.runner()
+    await runner.start(of_user(image, "/bin/busybox touch here; while :; do /bin/busybox sleep 0.1; done"))
+    await until(lambda: host.told(RanksEnded) or (image.home / "work/here").exists(), PODMAN_S)
+    before = lasting(image)
+    agent: Any = Beside(host.env.host, host.env, runner)
+    sessions = BesideSessions(agent, f"{host.env.run_dir}/jobs.sock")
+
+    async def typed(kind: str, script: str = "", **more: object) -> TypedBeside:
+        argv = ("/bin/busybox", "sh", "-c", script) if script else ()
+        fields: dict[str, Any] = {"kind": kind, "session": f"ex-{len(script)}", "argv": argv, **more}
+        opened = await sessions.answer(OpenSession(job=J1, rank=0, **fields))
+        assert isinstance(opened, SessionOpened)
+        return TypedBeside(sessions, opened)
+
+    who = "[ ! -e /usr/bin/podman ] && echo in $RANK ${COVEY_TOKEN:-no token} $PWD $(/bin/busybox id -u)"
+    says = f"{who}; /bin/busybox cat; exit 7"
+    command = await typed("exec", says)
+    await command.turn(at=0, data=b"piped\n", ended=True)
+    assert await command.until(b"never") == 7
+    assert command.said == f"in 0 no token {image.home}/work {image.uid}\npiped\n".encode()
+
+    loop = "while :; do /bin/busybox sleep 0.1; done"
+    stubborn = await typed("exec", f"trap 'echo int' INT; trap '' TERM; echo on; {loop}")
+    await stubborn.until(b"on")
+    await stubborn.turn(signals=1)
+    await stubborn.until(b"int")
+    await stubborn.turn(leaves=True)
+    assert await stubborn.until(b"never") == 128 + signal.SIGKILL
+
+    none = await typed("exec", argv=("/none/such",))
+    assert await none.until(b"never") == 127 and b"/none/such" in none.said
+
+    shell = await typed("shell", session="sh-0", terminal=True, rows=33, columns=111)
+    size = b"/bin/busybox stty size\n"
+    await shell.turn(at=0, data=size)
+    await shell.until(b"33 111")
+    await shell.turn(at=len(size), data=b"exit 5\n")
+    assert await shell.until(b"never") == 5, shell.said
+    await until(lambda: lasting(image) == before, 20.0)
