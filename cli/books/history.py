@@ -2,8 +2,9 @@
 jobs that the log has forgotten; each agent keeps the newest 200,000 or so.
 
 STATE is how the job ended: done, cancelled, timeout, oom, node-lost, preempted, or failed with its exit code. GPU-HOURS
-is what it held, over all its starts; `agentctl report` says what became of them. `-o csv` without --columns and `-o
-sacct` print what `covey-sim import` reads."""
+is what it held, over all its starts; `agentctl report` says what became of them. `-o csv` without --columns,
+`-o sacct` and `-o parquet` print what `covey-sim import` reads; the last needs the package pyarrow, and a file to go
+to."""
 
 import argparse
 import csv
@@ -14,6 +15,7 @@ from argparse import SUPPRESS
 from collections.abc import Sequence
 from typing import Any
 
+from cli.books import parquet
 from cli.client import USAGE, AgentctlError
 from cli.context import Context
 from cli.lists import FORMS, Listing, chosen, list_arguments, show
@@ -57,8 +59,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--host", help="jobs that last ran on this host")
     parser.add_argument("--limit", type=int, metavar="N", help="the newest N (default 1000, at most 100000)")
-    list_arguments(parser, True, "sacct")
-    parser.add_argument("--format", dest="output", choices=(*FORMS, "sacct"), default=SUPPRESS, help=SUPPRESS)
+    list_arguments(parser, True, "sacct", "parquet")
+    parser.add_argument("--format", dest="output", choices=(*FORMS, "sacct", "parquet"), default=SUPPRESS, help=SUPPRESS)
 
 
 def filters(parser: argparse.ArgumentParser) -> None:
@@ -91,18 +93,25 @@ def since(text: str | None, now_s: float, flag: str = "--since") -> float | None
 
 
 def run(context: Context) -> int:
-    answer = context.agent.get("history", **query(context, "user", "tenant", "name", "state", "host", "limit"))
     args = context.args
-    jobs, form = answer.data["jobs"], "json" if context.json else args.output
+    form = "json" if context.json else args.output
+    if form in ("sacct", "parquet") and args.columns is not None:
+        why = f"the columns of {form} are always the same"
+        raise AgentctlError(USAGE, f"-o {form} takes no --columns", why, "agentctl history -o csv --columns job,ended")
+    if form == "parquet":
+        parquet.refuse_terminal()
+        parquet.library()
+    answer = context.agent.get("history", **query(context, "user", "tenant", "name", "state", "host", "limit"))
+    jobs = answer.data["jobs"]
     more = cut(len(jobs), context.args.limit)
-    if more and form in ("csv", "jsonl", "name", "sacct"):
+    if more and form in ("csv", "jsonl", "name", "sacct", "parquet"):
         print(more, file=sys.stderr)  # whoever adds these up is to know
-    if form in ("csv", "sacct") and args.columns is None:
+    if form in ("csv", "sacct", "parquet") and args.columns is None:
         found = chosen(context, LISTING, jobs)
-        context.say(as_csv(found) if form == "csv" else as_sacct(found))
-    elif form == "sacct":
-        why = "Slurm's columns are always the same"
-        raise AgentctlError(USAGE, "-o sacct takes no --columns", why, "agentctl history -o csv --columns job,ended")
+        if form == "parquet":
+            parquet.write(CSV, rows_of(found))
+        else:
+            context.say(as_csv(found) if form == "csv" else as_sacct(found))
     elif show(context, LISTING, answer, jobs, data_of=lambda found: {**answer.data, "jobs": list(found)}):
         context.as_of(answer, *([more] if more else [plural(len(jobs), "job")]), *not_whole(answer.data))
     return context.whole(answer)
@@ -163,8 +172,15 @@ def as_csv(jobs: Sequence[dict[str, Any]]) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(CSV)
-    for job in jobs:
-        known = {
+    for known in rows_of(jobs):
+        writer.writerow(["" if known[column] is None else known[column] for column in CSV])
+    return out.getvalue().rstrip("\n")
+
+
+def rows_of(jobs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A row with the columns of `CSV`, and others, for each job."""
+    return [
+        {
             **job,
             **job["seconds"],
             "job_id": job["id"],
@@ -178,8 +194,8 @@ def as_csv(jobs: Sequence[dict[str, Any]]) -> str:
             "starts": job["attempts"],
             "hosts": " ".join(job["hosts"]),
         }
-        writer.writerow(["" if known[column] is None else known[column] for column in CSV])
-    return out.getvalue().rstrip("\n")
+        for job in jobs
+    ]
 
 
 def as_sacct(jobs: Sequence[dict[str, Any]]) -> str:

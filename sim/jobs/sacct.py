@@ -18,8 +18,8 @@ one pool       all partitions and all types of GPU are taken for one pool of equ
                of those partitions only.
 FILE           plain or gzip, 1 GiB unpacked at most.
 
-`agentctl history -o sacct` writes such a file too. Other files: `import covey` (agentctl history -o csv), `import
-philly` (Microsoft's cluster_job_log), `import helios` (SenseTime's cluster_log.csv), `import pai` (Alibaba's
+`agentctl history -o sacct` writes such a file too. Other files: `import covey` (agentctl history -o csv or -o parquet),
+`import philly` (Microsoft's cluster_job_log), `import helios` (SenseTime's cluster_log.csv), `import pai` (Alibaba's
 pai_task_table.csv of 2020), each as it was published.
 """
 
@@ -40,6 +40,7 @@ from sim.jobs.published import READERS
 from sim.jobs.sacct_lines import WHY, Accounting, read_sacct
 from sim.jobs.sacct_runs import Found
 from sim.jobs.trace import Trace
+from sim.parquet import MAGIC, csv_of
 from sim.report import Cell, Figure, Progress, Report, Series, Table, Wrong
 
 HELP = "turn accounting, such as Slurm's, into a trace: import sacct FILE"
@@ -84,7 +85,8 @@ def _stem(file: str) -> str:
 
 def _read(file: str) -> str:
     """Text of a file; names of people and jobs may be in any encoding, nothing that is counted is."""
-    return bytes_of(file).decode("utf-8-sig", errors="replace")
+    data = bytes_of(file)
+    return csv_of(data, file) if data.startswith(MAGIC) else data.decode("utf-8-sig", errors="replace")
 
 
 # ---- writing ----

@@ -4,19 +4,27 @@ import base64
 import csv
 import io
 import json
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import pyarrow
+import pyarrow.parquet
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from cli.books import ending, history
+from cli.main import main as agentctl
 from cli.table import Paint
 from plugins.history_views import HistoryRow, JobReportView, ReportRow, ReportView, gpu_seconds, history_row
 from plugins.scheduler.machine.books import asked_for
 from sim.jobs.trace import read_trace
 from sim.main import main as covey_sim
+from sim.parquet import MAGIC, csv_of
+from sim.report import Wrong
 from tests.agent.ports.test_job_records import HELD, record
 from tests.cli.conftest import FakeAgent
 from tests.cli.rack_answers import Job, Run
@@ -31,6 +39,10 @@ def row(number: int, **said: Any) -> HistoryRow:
     began = None if said.get("attempts") == 0 else at + 10.0
     times = {"submitted_wall_s": at, "started_wall_s": began, "ended_wall_s": at + 35.0, "took_s": 25.0}
     return history_row(record(number, **{**times, "attempts": 1, **said}))
+
+
+def parquet_of(path: Path) -> Any:
+    return pyarrow.parquet.read_table(path)
 
 
 def told(*rows: HistoryRow, **said: Any) -> Any:
@@ -77,30 +89,77 @@ def test_what_records_lack_is_said_and_not_shown_as_nothing(run: Run, agent: Fak
     assert history.LIMIT == asked_for.LIMIT
 
 
-@pytest.mark.parametrize("words", [("--since", "yesterday"), ("-o", "parquet"), ("--limit", "many"), ("--by", "user")])
+@pytest.mark.parametrize("words", [("--since", "yesterday"), ("-o", "feather"), ("--limit", "many"), ("--by", "user")])
 def test_what_cannot_be_asked_is_refused_in_three_lines(run: Run, words: tuple[str, ...]) -> None:
     code, _, error = run("history", *words)
     assert code == 2 and len(error.strip().splitlines()) == 3
 
 
-def test_csv_and_sacct_are_read_back_by_covey_sim(
-    run: Run, agent: FakeAgent, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_csv_parquet_and_sacct_are_read_back_by_covey_sim(
+    run: Run,
+    agent: FakeAgent,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     agent.replies["GET /v1/history"] = told(*ROWS)
     jobs = {}
-    for form, reader in (("csv", "covey"), ("sacct", "sacct")):
-        (tmp_path / form).write_text(run("history", "-o", form)[1])
+    for form, reader in (("csv", "covey"), ("sacct", "sacct"), ("parquet", "covey")):
+        with (tmp_path / form).open("w") as file, monkeypatch.context() as there:
+            there.setattr("sys.stdout", file)
+            assert agentctl(("history", "-o", form)) == 0
         out = tmp_path / f"{form}.trace.csv"
         assert covey_sim(["import", reader, str(tmp_path / form), "-o", str(out), "--json", "--quiet"]) == 0
         counted = json.loads(capsys.readouterr().out)["counted"]
         assert counted["kept"] == 2 and counted["without GPUs"] + counted["cancelled before it started"] == 2, form
         jobs[form] = [(job.submit_s, job.gpus, job.duration_s, job.tenant) for job in read_trace(out).jobs]
-    assert jobs["csv"] == jobs["sacct"] == [(0, 4, 25, "ml"), (2, 4, 25, "ml")], "held for 100 GPU s each, of 4 GPUs"
+    assert jobs["csv"] == jobs["sacct"] == jobs["parquet"] == [(0, 4, 25, "ml"), (2, 4, 25, "ml")], (
+        "held for 100 GPU s each, of 4 GPUs"
+    )
     lines = list(csv.DictReader(io.StringIO((tmp_path / "csv").read_text())))
     assert [line["ended_as"] for line in lines][:1] == ["oom, peak 31 GiB"] and lines[0]["used_gpu_s"] == "40.0"
     states = [line.split("|")[5] for line in (tmp_path / "sacct").read_text().splitlines()[1:]]
     assert states == ["OUT_OF_MEMORY", "COMPLETED", "COMPLETED", "CANCELLED"]
     assert run("history", "-o", "json")[1] == run("history", "--json")[1]
+    table = parquet_of(tmp_path / "parquet").to_pylist()
+    assert [{name: "" if value is None else str(value) for name, value in row.items()} for row in table] == lines
+    assert (table[0]["used_gpu_s"], table[0]["exit_code"], table[0]["time_limit_s"]) == (40.0, 137, None)
+
+
+def test_parquet_without_its_library_or_a_file_is_refused_in_three_lines(
+    run: Run, agent: FakeAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent.replies["GET /v1/history"] = told(*ROWS)
+    with monkeypatch.context() as there:
+        there.setitem(sys.modules, "pyarrow", None)
+        code, out, error = run("history", "-o", "parquet")
+        assert (code, out, len(error.strip().splitlines())) == (1, "", 3) and "pip install 'pyarrow" in error
+        with pytest.raises(Wrong, match="cannot be read"):
+            csv_of(MAGIC, "jobs.parquet")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    code, out, error = run("history", "-o", "parquet")
+    assert (code, out, len(error.strip().splitlines())) == (2, "", 3) and "> jobs.parquet" in error
+
+
+@given(st.data())
+@settings(max_examples=60)
+def test_a_damaged_parquet_file_is_read_or_refused_in_words(data: st.DataObject) -> None:
+    held = io.BytesIO()
+    columns = {name: ["7"] * 3 for name in ("job_id", "submit_time_s")}
+    pyarrow.parquet.write_table(pyarrow.table(columns), held)
+    whole = held.getvalue()
+    at, junk = data.draw(st.integers(0, len(whole))), data.draw(st.binary(max_size=20))
+    for each in (whole[:at], whole[:at] + junk + whole[at + len(junk) :]):
+        try:
+            csv_of(each, "file")
+        except Wrong as error:
+            assert error.what.startswith("file") and error.why and error.next
+    with pytest.raises(Wrong, match="too large"):
+        csv_of(whole, "file", 20)
+    nested = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.table({"job_id": [[1, 2]]}), nested)
+    with pytest.raises(Wrong, match="no table of jobs"):
+        csv_of(nested.getvalue(), "file")
 
 
 def test_a_report_adds_up_and_says_what_is_not_known(run: Run, agent: FakeAgent) -> None:
