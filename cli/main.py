@@ -116,7 +116,7 @@ VERBS = {
     },
 }
 """Noun that has commands of its own -> command -> one line. The first is meant when none is named."""
-SLURM = ("sacct", "sbatch", "scancel", "scontrol", "sinfo", "squeue")
+SLURM = ("sacct", "sacctmgr", "sbatch", "scancel", "scontrol", "sinfo", "squeue")
 """Names of Slurm's commands: a link to agentctl of such a name is that command (`cli.slurm`)."""
 PACKAGES = {"rack": "joining"}
 """Noun that has commands of its own -> their package in `cli`, where it has another name."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from cli.client import find
 from cli.context import Context
 from cli.jobs import submit
-from cli.slurm import acting, looking, nodes, sbatch
+from cli.slurm import accounts, acting, looking, nodes, sbatch
 from cli.table import Paint
 
 COMMANDS = {
@@ -17,6 +17,7 @@ COMMANDS = {
     "sinfo": nodes.sinfo,
     "sacct": looking.sacct,
     "scontrol": acting.scontrol,
+    "sacctmgr": accounts.sacctmgr,
 }
 VERSION = "slurm 22.05.0 (covey)"
 """What --version says: programs look for this form."""

@@ -2,6 +2,7 @@
 nothing of a job commands a terminal."""
 
 import os
+import re
 import subprocess
 import time
 from collections.abc import Callable
@@ -140,3 +141,26 @@ def test_srun_gives_a_command_its_step_also_where_nobody_left_slurms_variables()
     for tasks, said in (([], "7 1 4 none\n"), (["-n2"], "7 1 2 none\n"), (["-n1"], "")):
         found = subprocess.run([srun, *tasks, "sh", "-c", shown], env=given, capture_output=True, text=True, check=True)
         assert found.stdout == said
+
+
+def test_sacctmgr_shows_whose_accounts_there_are_and_changes_nothing(by_name: By, agent: FakeAgent) -> None:
+    agent.replies["GET /v1/tenants"] = [
+        {"tenant": "ml", "gpus": 8, "used": 2, "users": ["ann", "bob"]},
+        {"tenant": "red", "gpus": None, "used": 0, "users": ["ann"]},
+    ]
+    asked_by_snakemake = ("-n", "-s", "list", "user", "ann", "format=account%256")
+    assert [line.strip() for line in by_name("sacctmgr", *asked_by_snakemake)] == ["ml", "red"]
+    assert by_name("sacctmgr", "-nP", "show", "user", "nobody", "format=account") == []
+    assert by_name("sacctmgr", "-P", "show", "accounts") == ["Account|GrpTRES", "ml|gres/gpu=8", "red|"]
+    some = ("show", "assoc", "where", "user=bob,eve", "format=cluster,account,user")
+    assert by_name("sacctmgr", "-np", *some) == ["covey|ml|bob|"]
+    for words, what in (
+        (("add", "user", "eve"), "sacctmgr has no add here"),
+        ((), "sacctmgr has no command here"),
+        (("show", "qos"), "sacctmgr shows no 'qos' here"),
+        (("show", "user", "format=Fairshare"), "invalid field Fairshare"),
+        (("show", "user", "qos=high"), "unknown condition qos=high"),
+        (("show", "user", "cluster=other"), "there is no cluster other"),
+    ):
+        with pytest.raises(AgentctlError, match=re.escape(what)):
+            by_name("sacctmgr", *words)
