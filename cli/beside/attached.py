@@ -48,14 +48,17 @@ class AttachedSession:
 
     def run(self) -> int:
         """The command's exit code. AgentctlError when its session cannot be reached any more."""
-        sender = threading.Thread(target=self._send_all, daemon=True)
         with self._signals_told(), raw(self._terminal):
-            sender.start()
-            try:
-                return self._write_all()
-            finally:
-                self._over = True
-                self._wake()
+            return self.converse()
+
+    def converse(self) -> int:
+        """`run`, without a terminal and signals: any thread may do that."""
+        threading.Thread(target=self._send_all, daemon=True).start()
+        try:
+            return self._write_all()
+        finally:
+            self._over = True
+            self._wake()
 
     # ---- output ----
 

@@ -3,8 +3,8 @@
     agentctl run --gpus 2 -- python train.py
 
 Options are those of submit. While the job waits it is said why. Ctrl-C asks whether to cancel the job or to leave it
-running; where nobody can be asked the job is cancelled. A second Ctrl-C cancels it, too. The job reads no input: for
-that there is `agentctl shell --gpus 1`.
+running; where nobody can be asked the job is cancelled. A second Ctrl-C cancels it, too. With --stdin what comes on
+standard input is that of rank 0, which has none otherwise; a terminal for a job is `agentctl shell --gpus 1`.
 
     agentctl run --gpus 1 -- jupyter lab          prints the address to open in a browser here
     agentctl run --forward 8000 -- python serve.py
@@ -23,6 +23,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from cli.beside.attached import ANSWER_S, INTERRUPTED, say
+from cli.beside.piped import PipedInput, name_of
 from cli.beside.tunnel import SERVERS, announce, lead
 from cli.client import NO_AGENT, TRY_AGAIN, USAGE, Agent, AgentctlError
 from cli.context import Context
@@ -45,6 +46,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "agentctl run [options of submit] -- COMMAND..."
     submit.arguments(parser)
     what = "lead this port of this machine to the same port of the host of rank 0 (may be repeated)"
+    given = "standard input here is that of rank 0, to its end; a job that is started again fails then"
+    parser.add_argument("--stdin", action="store_true", help=given)
     parser.add_argument("--forward", type=port_of, action="append", default=[], metavar="PORT", help=what)
 
 
@@ -68,11 +71,20 @@ def run(context: Context) -> int:
     if getattr(args, "array", None):
         why = "each task of an array has output of its own"
         raise AgentctlError(USAGE, "an array cannot be run attached", why, "agentctl submit --array ... -- COMMAND")
+    given = PipedInput() if context.args.stdin else None
+    if given is not None:
+        if sys.stdin.isatty():
+            why = "standard input is a terminal"
+            raise AgentctlError(USAGE, "--stdin needs a pipe or a file", why, "agentctl shell --gpus 1")
+        args.name = args.name or name_of(command)
+        command = given.command(command)
     job = submitted(context, args, command)
     try:
         with asks(context, job):
             view = until_started(context, job)
             if not view["over"]:
+                if given is not None:
+                    given.start(context, job)
                 tunnels(context, job, args.forward, command)
             if view["places"] or not view["over"]:
                 count = ranks_in(view)

@@ -1,5 +1,6 @@
 """What people do beside jobs that run on real agents: commands, shells, stacks, attached jobs, tunnels to servers."""
 
+import hashlib
 import os
 import pty
 import re
@@ -155,6 +156,11 @@ def test_a_job_that_is_run_attached_says_why_it_waits_and_returns_its_code(rack:
     wait("it runs", lambda: rack.job(hog)["state"] == "running")
     code, out, err = typed(rack, "run", "--gpus", "1", "--", "sh", "-c", "echo it runs; exit 9")
     assert code == 9 and b"it runs" in out and b"needs 1 GPU" in err, (out, err)
+    content = os.urandom(3_000_000)
+    digest = hashlib.sha256(content).hexdigest().encode()
+    count = ("sh", "-c", "[ $RANK = 0 ] || exec cat; sleep 1; sha256sum; exit 7")
+    code, out, err = typed(rack, "run", "--stdin", "--workers", "2", "--gpus", "0", "--", *count, given=content)
+    assert code == 7 and digest in out, (code, out, err)
     stays = Terminal(rack, "run", "--gpus", "0", "--", "sh", "-c", "echo begun; sleep 300")
     stays.until("begun")
     stays.type("\x03")

@@ -4,8 +4,9 @@ import asyncio
 import contextlib
 import os
 import signal
+import subprocess
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from agent.jobs.beside.ports import listeners
 from agent.jobs.beside.stacks import stacks_in, why_none
 from agent.jobs.beside.streams import SessionInput, SessionOutput
 from agent.ports.processes.procfs import start_ticks
+from cli.beside.piped import WRITES, PipedInput
 from cli.beside.shell import IN_JOB
 from covey.core.errors import Refused
 from covey.ports.env import Env
@@ -342,3 +344,26 @@ def test_stacks_are_found_among_what_a_rank_writes() -> None:
     assert stacks_in(f"step 3\n{head}\n{frames}\nstep 4\n  File of mine\n") == f"{head}\n{frames}"
     assert stacks_in('  File "/a.py", line 4 in deep\n') == "", "without a thread it is a traceback's"
     assert "--no-hooks" in why_none(False, "") and "/err.txt" in why_none(True, "/err.txt")
+
+
+def test_piped_input_is_that_of_rank_0_of_the_first_start_alone(tmp_path: Path) -> None:
+    env = {"PATH": os.environ["PATH"], "TMPDIR": str(tmp_path)}
+
+    def begun(argv: Sequence[str], given: bytes = b"", **more: str) -> "subprocess.Popen[bytes]":
+        pipe = subprocess.PIPE
+        process = subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe, env={**env, **more})
+        assert process.stdin is not None
+        with process.stdin as stdin:
+            stdin.write(given)
+        return process
+
+    command = PipedInput().command(["cat"])
+    writes = ["sh", "-c", WRITES, *command[3:5]]
+    again = begun(command, COVEY_RANK="0", COVEY_ATTEMPT="2")
+    assert again.wait(30.0) == 4 and again.stderr is not None and b"read by an earlier start" in again.stderr.read()
+    other = begun(command, b"its own", COVEY_RANK="1", COVEY_ATTEMPT="2")
+    assert (other.wait(30.0), other.stdout and other.stdout.read()) == (0, b"its own")
+    first = begun(command, COVEY_RANK="0", COVEY_ATTEMPT="1")
+    writer = begun(writes, b"x" * 60_000)
+    assert first.stdout is not None and first.stdout.read() == b"x" * 60_000
+    assert (writer.wait(30.0), first.wait(30.0), list(tmp_path.iterdir())) == (0, 0, [])
