@@ -7,7 +7,7 @@ import random
 from itertools import islice
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from covey.core.errors import Refused
@@ -101,6 +101,7 @@ def to_the_second(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @given(gangs, st.integers(1, 40_000))
+@example([(1, 100), (1, 100), (1, 74), (2, 72), (1, 5), (4, 801), (8, 5)], 901)  # one is being stopped then
 def test_with_all_lengths_known_the_leader_starts_jobs_when_it_was_foreseen(
     jobs: list[tuple[int, int]], at_s: int
 ) -> None:

@@ -153,7 +153,8 @@ class RunAhead:
         if job.state == "placing":
             self.granted.append(job.id)
         elif job.state == "stopping":
-            self._post(self.now_s + self.settings.restart_s / 2, STOPPED, job)
+            told_s = self.now_s if job.ending.told_rack_s is None else job.ending.told_rack_s
+            self._post(max(self.now_s, told_s + self.settings.restart_s / 2), STOPPED, job)
         elif job.state == "running":
             self._go(job)
 
