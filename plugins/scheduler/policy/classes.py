@@ -8,12 +8,12 @@ These functions decide that for the replicated queue of a rack (`machine/leader/
 (`machine/leader/shared_capacity.py`) or not.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from covey.core.ids import JobId
 from plugins.scheduler.messages.spec import Pack
-from plugins.scheduler.policy.fair import FairTurns, Shares
+from plugins.scheduler.policy.fair import FairTurns, Shares, are_overbooked
 from plugins.scheduler.policy.order import Row, Selection
 from plugins.scheduler.policy.place import slots
 
@@ -111,8 +111,12 @@ class QuotaWalk:
     its tenant's quota. Its GPUs come from those that no such tenant holds, or from jobs of its own tenant later in the
     order."""
 
-    def __init__(self, capacity: int, held: Mapping[str, int], quotas: Mapping[str, int]) -> None:
-        """`held`: GPUs of each tenant's running jobs; `quotas` names the same tenants."""
+    def __init__(
+        self, capacity: int, held: Mapping[str, int], quotas: Mapping[str, int], shares: Shares | None = None
+    ) -> None:
+        """`held`: GPUs of each tenant's running jobs; `quotas` names the same tenants. `shares`: by what they take
+        turns; None: they do not."""
+        self.shares = shares
         self.own = dict(held)
         """GPUs of each tenant's running jobs that the walk has not reached yet."""
         self.pool = max(0, capacity - sum(self.own.values()))
@@ -137,8 +141,8 @@ class QuotaWalk:
         return [tenant for tenant, gpus in held.items() if not self.admit_all(tenant, gpus)]
 
     def share(self, tenant: str) -> float:
-        """What comes before the order among jobs that wait: nothing between tenants with quotas."""
-        return 0.0
+        """What comes before the order among jobs that wait: nothing, unless tenants with quotas take turns."""
+        return 0.0 if self.shares is None else self.shares.of(tenant)
 
     def admit_all(self, tenant: str, gpus: int) -> bool:
         """Whether the tenant's running jobs of one queue, of `gpus` GPUs together, all stay; if so they are counted."""
@@ -161,6 +165,8 @@ class QuotaWalk:
         else:
             self.debt[tenant] += gpus
             self._pay(tenant, min(self.pool, gpus))
+            if self.shares is not None:
+                self.shares.take(tenant, gpus)
         return True
 
     def _stop(self, tenant: str, gpus: int) -> None:
@@ -221,7 +227,7 @@ def choose(
 
     Each tenant's jobs are walked with its quota as the capacity, so a job is preempted only by one of its own tenant.
     GPUs that other tenants' jobs run on are out of reach, also when the quotas add up to more GPUs than there are, and
-    so are those of firm jobs.
+    so are those of firm jobs. Then these tenants take turns for what gets free.
     Tenants without a quota share what is left, and their jobs stop for those of tenants with one.
     `machine/leader/run_queues.py` decides the same without looking at everybody.
     """
@@ -231,16 +237,22 @@ def choose(
     own: dict[str, int] = {}
     for row in with_quota:
         own[row.tenant] = own.get(row.tenant, 0) + (row.gpus if row.running else 0)
+    booked = {tenant: quotas.get(tenant, default) or 0 for tenant in own}
+    size = capacity
     capacity -= sum(row.gpus for row in firm if row.tenant not in own)
-    walk = QuotaWalk(capacity, own, {tenant: quotas.get(tenant, default) or 0 for tenant in own})
+    walk = QuotaWalk(capacity, own, booked)
     for row in firm:
         if row.tenant in own:
             walk.keep(row.tenant, row.gpus)
-    with_quota = [row for row in with_quota if not row.firm]
     run: list[JobId] = []
     preempt: list[JobId] = []
     over_quota: list[JobId] = []
-    for row in with_quota:
+    in_order: Iterable[Row] = with_quota
+    if turns is not None and are_overbooked(booked, size):
+        in_order = turns.of_quotas(booked).walk(with_quota, lambda row: row.gpus <= walk.gpus_max(row.tenant))
+    for row in in_order:
+        if row.firm:
+            continue
         left = walk.left[row.tenant]
         if walk.admit(row.tenant, row.gpus, row.running):
             run.append(row.id)

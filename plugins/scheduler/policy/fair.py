@@ -1,4 +1,5 @@
-"""Which tenant's job comes next among those that wait in one queue, for tenants without a quota.
+"""Which tenant's job comes next among those that wait in one queue: for tenants without a quota, and for tenants whose
+quotas together are more GPUs than there are.
 
 The one whose *share* is the smallest: GPUs that its guaranteed jobs hold, and those that they held of late, over its
 weight. Each start is counted at once, so a tenant that submits a thousand jobs has one of them started, then another
@@ -8,6 +9,9 @@ caught up. Among a tenant's own jobs, and among tenants whose shares are equal, 
 
 GPUs held of late are a mean that forgets: service counts half after `HALF_LIFE_S` (as fair-share priorities of batch
 schedulers do; the half-life is ours). It is what a tenant that holds so many GPUs for ever would have.
+
+Quotas that together fit into the rack are had by everybody, whoever came first, so their tenants take no turns. Where
+they do not (`are_overbooked`), each tenant's weight is its quota: all come to the same part of their quotas.
 """
 
 import heapq
@@ -52,9 +56,18 @@ class TenantUse(msgspec.Struct, frozen=True):
     weights: Mapping[str, float]
     """The weight of each tenant; none: 1."""
 
+    def by_quota(self, quotas: Mapping[str, int]) -> "TenantUse":
+        """The same for tenants with these quotas, GPUs: their weights."""
+        return TenantUse(self.recent, {tenant: float(max(1, gpus)) for tenant, gpus in quotas.items()})
+
 
 NOBODY = TenantUse({}, {})
 """No tenant held anything of late, and none weighs more than another."""
+
+
+def are_overbooked(quotas: Mapping[str, int], capacity: int) -> bool:
+    """Whether these tenants' quotas are together more than the GPUs that there are."""
+    return len(quotas) > 1 and sum(quotas.values()) > capacity
 
 
 class Shares:
@@ -92,14 +105,14 @@ class Shares:
 
 
 class FairTurns(msgspec.Struct, frozen=True):
-    """By what tenants without a quota take turns."""
+    """By what tenants take turns."""
 
     thresholds: Sequence[float]
     """Attained service at which a job leaves a queue for the next lower one, GPU·s."""
     use: TenantUse = NOBODY
 
     def walk(self, rows: Sequence[Row], starts: Callable[[Row], bool]) -> Iterator[Row]:
-        """Jobs of tenants without a quota, whoever comes first at the front. `rows`: these jobs, as `order.ordered` has
+        """Jobs of tenants that take turns, whoever comes first at the front. `rows`: these jobs, as `order.ordered` has
         them; `starts`: asked of each job that waits: whether it starts now."""
         held: dict[str, int] = {}
         for row in rows:
@@ -119,8 +132,18 @@ class FairTurns(msgspec.Struct, frozen=True):
         """The queue in which a job waits for its turn; -1: it does not."""
         return -1 if row.running or row.promoted is not None else queue_of(row.attained_gpu_s, self.thresholds)
 
-    def ordered(self, rows: Sequence[Row], quotas: Mapping[str, int | None], default: int | None) -> list[Row]:
-        """All jobs in turn, as if all that wait started. `rows`: as `order.ordered` has them."""
+    def of_quotas(self, quotas: Mapping[str, int]) -> "FairTurns":
+        """By what tenants with these quotas, GPUs, take turns where they are overbooked."""
+        return FairTurns(self.thresholds, self.use.by_quota(quotas))
+
+    def ordered(
+        self, rows: Sequence[Row], quotas: Mapping[str, int | None], default: int | None, capacity: int | None = None
+    ) -> list[Row]:
+        """All jobs in turn, as if all that wait started. `rows`: as `order.ordered` has them; `capacity`: GPUs that
+        there are; None: enough for all quotas."""
         with_quota = [row for row in rows if quotas.get(row.tenant, default) is not None]
+        booked = {row.tenant: quotas.get(row.tenant, default) or 0 for row in with_quota}
+        if capacity is not None and are_overbooked(booked, capacity):
+            with_quota = list(self.of_quotas(booked).walk(with_quota, lambda row: True))
         without = [row for row in rows if quotas.get(row.tenant, default) is None]
         return [*with_quota, *self.walk(without, lambda row: True)]

@@ -176,7 +176,7 @@ class QueueSnapshot:
         thresholds, default = settings.queue_thresholds_gpu_s, queue.quotas.get("*")
         rows = order.ordered(rows, thresholds, queue.quotas, default, settings.narrow_first)
         turns = FairTurns(thresholds, queue.tenant_use({row.tenant for row in rows}))
-        return turns.ordered(rows, queue.quotas, default)
+        return turns.ordered(rows, queue.quotas, default, self.capacity)
 
     @cached_property
     def opportunistic(self) -> list[order.Row]:

@@ -64,6 +64,53 @@ def test_who_used_the_rack_of_late_waits_until_others_caught_up() -> None:
     assert use.after(0.0, 5.0).at_s == use.at_s, "time does not go back"
 
 
+def quota_run(rows: list[Row], capacity: int, quotas: dict[str, int | None], turns: FairTurns | None) -> list[str]:
+    return list(choose(ordered(rows, THRESHOLDS, quotas, None, True), capacity, quotas, None, turns).run)
+
+
+@pytest.mark.parametrize(("quotas", "starts"), [((8, 8), (5, 3)), ((4, 12), (2, 6)), ((4, 4), (4, 4))])
+def test_overbooked_tenants_come_to_the_same_part_of_their_quotas(
+    quotas: tuple[int, int], starts: tuple[int, int]
+) -> None:
+    rows = [*[row(n, "a") for n in range(20)], *[row(20 + n, "b") for n in range(20)]]
+    both: dict[str, int | None] = dict(zip("ab", quotas, strict=True))
+    use = TenantUse({}, {"a": 7.0}) if quotas != (8, 8) else TenantUse({"b": 1.5}, {})
+    run = quota_run(rows, 8, both, FairTurns(THRESHOLDS, use))
+    assert Counter("a" if int(id[1:]) < 20 else "b" for id in run) == dict(zip("ab", starts, strict=True))
+    assert all(int(id[1:]) < 20 for id in quota_run(rows, 8, {"a": 8, "b": 8}, None)), "without turns the first has all"
+
+
+ROWS = st.lists(
+    st.tuples(st.sampled_from("abc"), st.integers(1, 4), st.booleans(), st.sampled_from([0.0, 50.0])), max_size=12
+)
+QUOTAS = st.fixed_dictionaries({tenant: st.integers(0, 12) for tenant in "abc"})
+
+
+@given(ROWS, QUOTAS, st.integers(1, 30), st.dictionaries(st.sampled_from("abc"), st.floats(0, 20), max_size=3))
+def test_turns_of_quotas_change_who_starts_alone_and_nothing_where_all_fit(
+    given_rows: list[tuple[str, int, bool, float]], quotas: dict[str, int], capacity: int, recent: dict[str, float]
+) -> None:
+    rows, left, free = [], dict(quotas), capacity
+    for n, (tenant, gpus, runs, done) in enumerate(given_rows):
+        runs = runs and gpus <= min(left[tenant], free)
+        left[tenant], free = left[tenant] - gpus * runs, free - gpus * runs
+        rows.append(row(n, tenant, gpus, runs, done))
+    limits: dict[str, int | None] = {**quotas}
+    plain = quota_run(rows, capacity, limits, None)
+    fair = quota_run(rows, capacity, limits, FairTurns(THRESHOLDS, TenantUse(recent, {})))
+    used = {tenant: sum(each.gpus for each in rows if each.id in fair and each.tenant == tenant) for tenant in "abc"}
+    assert all(used[tenant] <= quotas[tenant] for tenant in "abc") and sum(used.values()) <= capacity
+    here = {each.tenant for each in rows}
+    if len(here) < 2 or sum(quotas[tenant] for tenant in here) <= capacity:
+        assert fair == plain
+    for tenant in "abc":  # a job is stopped by one of its own tenant alone, as without turns
+        stops = {each.id for each in rows if each.running and each.id not in fair and each.tenant == tenant}
+        assert not stops or any(each.id in fair and not each.running and each.tenant == tenant for each in rows)
+    waits = [each for each in rows if each.id not in fair and not each.running]
+    room = capacity - sum(used.values())
+    assert all(each.gpus > min(room, quotas[each.tenant] - used[each.tenant]) for each in waits), "what fits runs"
+
+
 @given(
     st.lists(
         st.tuples(st.sampled_from("abc"), st.integers(1, 6), st.booleans(), st.sampled_from([0.0, 50.0])), max_size=12

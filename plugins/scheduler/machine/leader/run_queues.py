@@ -2,7 +2,8 @@
 
 It decides what `policy/classes.py: choose` decides, without looking at every job. Each tenant has an `OrderBook` of its
 own. A job moves in its book only when it changed. One walk goes down all books of tenants with a quota at once, another
-down those of the tenants without, who take turns (`policy/fair.py`). Three facts keep them short:
+down those of the tenants without, who take turns (`policy/fair.py`; the first do where they are overbooked). Three
+facts keep them short:
 
 - A tenant is settled when its quota suffices for its running jobs and for none of those that wait. Nothing that other
   tenants' jobs do changes that, so the walk leaves out its book. In a full rack most tenants are settled.
@@ -26,7 +27,7 @@ from plugins.scheduler.machine.log.jobs import Job, row_of
 from plugins.scheduler.policy import order
 from plugins.scheduler.policy.classes import QuotaWalk, SharedWalk
 from plugins.scheduler.policy.eligible import GangShape, shape_of
-from plugins.scheduler.policy.fair import NOBODY, Shares, TenantUse
+from plugins.scheduler.policy.fair import NOBODY, Shares, TenantUse, are_overbooked
 from plugins.scheduler.policy.settings import SchedulerSettings
 
 PART_BITS = 64
@@ -165,7 +166,8 @@ class RunQueues:
         tenant's quota, in GPUs; `use`: by what these tenants, without one, take turns. A repeated question is answered
         without a walk until a job moves."""
         left = {tenant: quota_left(tenant) for tenant in self.books[True]}
-        asked = capacity, left, use(self.books[False]) if len(self.books[False]) > 1 else NOBODY
+        in_turn = [*(self.books[True] if are_overbooked(left, capacity) else ()), *self.books[False]]
+        asked = capacity, left, use(in_turn) if len(in_turn) > 1 else NOBODY
         if self._asked != asked:
             self._asked, self._choice = asked, self._walk(*asked)
         return self._choice
@@ -173,7 +175,9 @@ class RunQueues:
     def _walk(self, capacity: int, quotas: dict[str, int], use: TenantUse) -> Choice:
         with_quota, without = self.books[True], self.books[False]
         firm = sum(book.firm for book in without.values())
-        walk = QuotaWalk(capacity - firm, {tenant: book.running_gpus() for tenant, book in with_quota.items()}, quotas)
+        booked = {tenant: book.running_gpus() for tenant, book in with_quota.items()}
+        shares = Shares(use.by_quota(quotas), booked) if are_overbooked(quotas, capacity) else None
+        walk = QuotaWalk(capacity - firm, booked, quotas, shares)
         for tenant, book in with_quota.items():
             walk.keep(tenant, book.firm)
         unsettled = {tenant: book for tenant, book in with_quota.items() if not _is_settled(book, quotas[tenant])}
