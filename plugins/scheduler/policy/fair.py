@@ -57,7 +57,7 @@ class TenantUse(msgspec.Struct, frozen=True):
     """The weight of each tenant; none: 1."""
 
     def by_quota(self, quotas: Mapping[str, int]) -> "TenantUse":
-        """The same for tenants with these quotas, GPUs: their weights."""
+        """What shares of tenants with these quotas, GPUs, go by: the quotas are their weights."""
         return TenantUse(self.recent, {tenant: float(max(1, gpus)) for tenant, gpus in quotas.items()})
 
 
