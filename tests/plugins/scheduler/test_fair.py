@@ -108,7 +108,8 @@ def test_turns_of_quotas_change_who_starts_alone_and_nothing_where_all_fit(
         assert not stops or any(each.id in fair and not each.running and each.tenant == tenant for each in rows)
     waits = [each for each in rows if each.id not in fair and not each.running]
     room = capacity - sum(used.values())
-    assert all(each.gpus > min(room, quotas[each.tenant] - used[each.tenant]) for each in waits), "what fits runs"
+    if all(each.id in fair for each in rows if each.running):  # what a stop leaves over is for the next look
+        assert all(each.gpus > min(room, quotas[each.tenant] - used[each.tenant]) for each in waits), "what fits runs"
 
 
 @given(
