@@ -60,7 +60,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", help="jobs that last ran on this host")
     parser.add_argument("--limit", type=int, metavar="N", help="the newest N (default 1000, at most 100000)")
     list_arguments(parser, True, "sacct", "parquet")
-    parser.add_argument("--format", dest="output", choices=(*FORMS, "sacct", "parquet"), default=SUPPRESS, help=SUPPRESS)
+    parser.add_argument(
+        "--format", dest="output", choices=(*FORMS, "sacct", "parquet"), default=SUPPRESS, help=SUPPRESS
+    )
 
 
 def filters(parser: argparse.ArgumentParser) -> None:
