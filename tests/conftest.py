@@ -16,6 +16,7 @@ from tools import again
 if os.environ.get("COVEY_COMPILED") and (used := install(look())).why:
     raise SystemExit(f"the byte path is interpreted: {used.why}; next: make compiled")
 
+LIBC = ctypes.CDLL(None)
 PR_GET_CHILD_SUBREAPER = 37
 
 settings.register_profile(
@@ -83,5 +84,5 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
 def _adopts() -> bool:
     """Whether descendants of this process, which runs other tests too, become its children once their parents end."""
     found = ctypes.c_int()
-    ctypes.CDLL(None).prctl(PR_GET_CHILD_SUBREAPER, ctypes.byref(found), 0, 0, 0)
+    LIBC.prctl(PR_GET_CHILD_SUBREAPER, ctypes.byref(found), 0, 0, 0)
     return bool(found.value)

@@ -22,6 +22,7 @@ def stopped(rack: SimRack, name: str) -> None:
     rack.until(lambda: not agent.alive, 6.0, "it has ended")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [1])
 def test_a_rolling_restart_moves_no_slab_and_spends_no_attempt(seed: int) -> None:
     assert tell("rolling_restart", seed).story == "rolling_restart"

@@ -127,6 +127,7 @@ def host() -> Iterator[OnSmallDisk]:
         shutil.rmtree(place)
 
 
+@pytest.mark.long
 def test_what_ranks_print_and_a_volume_has_leaves_room_for_the_log(host: OnSmallDisk) -> None:
     """The ranks and the volume have more than the disk takes."""
     jobs = [host.ctl("submit", "--json", "--name", f"prints{n}", "--", *PRINTS) for n in range(2)]

@@ -69,6 +69,7 @@ async def test_a_step_of_a_state_counts_once_with_what_is_told_in_it(
     monkeypatch.setattr("covey.job.client.GOODBYE_S", 10.0)  # here others need the processors, too
     job = await agent.client(COVEY_RANK="0", COVEY_WORLD_SIZE="1")
     state = await asyncio.to_thread(job.state, dict, lambda *_: None)
+    await until(lambda: job.connected)  # only the newest step is kept before
     for step in state.steps(3):
         job.step(loss=3.0 - step)
         job.step(step, lr=0.5, input_s=0.0)

@@ -125,6 +125,7 @@ print("good", flush=True)
 """
 
 
+@pytest.mark.long
 def test_pagers_killed_in_the_middle_of_faults_cost_time_and_no_byte() -> None:
     """Four pagers are killed while chunks are put in place and written back."""
     with LiveVolume() as volume, scripted(volume, BUSY.format(words=WORDS)) as script:

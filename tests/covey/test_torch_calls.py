@@ -107,6 +107,7 @@ def test_a_rank_that_is_lost_in_a_step_is_healed_though_collectives_follow_its_s
     assert told(gang, "mean")[0] == told(calm, "mean")[0]
 
 
+@pytest.mark.long
 def test_a_job_goes_on_where_it_saved_between_two_collectives(gangs: Gangs, tmp_path: Path) -> None:
     """It does again what the script does at an epoch's end; and one that is asked to end does so once that is done."""
     (saved := tmp_path / "saved").mkdir()

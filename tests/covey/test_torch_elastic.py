@@ -10,6 +10,7 @@ from covey.core.errors import CoveyError
 from tests.covey.elastic_rig import ElasticProcesses
 from tests.covey.forks import Forks
 from tests.covey.hooks.torch_jobs import NEEDS_TORCH
+from tests.families import in_gate
 
 pytestmark = NEEDS_TORCH
 ROOT = Path(__file__).parents[2]
@@ -93,7 +94,7 @@ def changed(jobs: Jobs, words: tuple[str, ...], go_on: Path) -> ElasticProcesses
     return job
 
 
-@pytest.mark.parametrize("kind", ["cpu-unlike", "cpu-place"])
+@pytest.mark.parametrize("kind", in_gate(1, ["cpu-unlike", "cpu-place"]))
 def test_all_that_is_a_ranks_own_moves_with_it(jobs: Jobs, kind: str, tmp_path: Path) -> None:
     """The training has a GradScaler that skips steps, clipped gradients, a schedule, BatchNorm, dropout, draws of three
     generators, parameters without a gradient in some ranks or all, a place in the data; parameters differ at first."""
@@ -105,6 +106,7 @@ def test_all_that_is_a_ranks_own_moves_with_it(jobs: Jobs, kind: str, tmp_path: 
     assert all(len(each) == 1 for each in found.values()), "each rank has one set of samples, whoever computed"
 
 
+@pytest.mark.long
 def test_workers_of_a_loader_leave_the_bits_and_samples_while_processes_change(jobs: Jobs, tmp_path: Path) -> None:
     """A DataLoader that keeps its workers draws from the rank's generator in its first loop, and in no later one."""
     job, plain = changed(jobs, ("cpu-still-workers", str(STEPS)), tmp_path / "go on"), ("cpu-still", str(STEPS))

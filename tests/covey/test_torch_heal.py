@@ -15,6 +15,7 @@ from safetensors import safe_open
 from covey.core.errors import EXIT_AGAIN
 from tests.covey.forks import Fork, Forks
 from tests.covey.hooks.torch_jobs import NEEDS_TORCH
+from tests.families import in_gate
 from tests.plugins.aggregator.loopback import AggdThread
 
 pytestmark = NEEDS_TORCH
@@ -249,7 +250,7 @@ def test_a_training_that_is_asked_to_end_three_times_goes_on_with_the_same_bits(
         assert "parameter/0.weight" in list(others_read.keys())
 
 
-@pytest.mark.parametrize(("kind", "parts"), [("models-gan", 3), ("models-actor", 2), ("models-one", 2)])
+@pytest.mark.parametrize(("kind", "parts"), in_gate(1, [("models-gan", 3), ("models-actor", 2), ("models-one", 2)]))
 def test_ranks_killed_between_steps_of_several_optimizers_change_nothing(
     gangs: Gangs, tmp_path: Path, kind: str, parts: int
 ) -> None:

@@ -64,6 +64,7 @@ def test_a_divided_training_whose_ranks_are_killed_ends_with_the_same_bits(gangs
     assert "restarts instead of heals" not in gang.text(0)
 
 
+@pytest.mark.long
 def test_a_shard_whose_ranks_are_all_lost_begins_again_from_the_last_checkpoint(gangs: Gangs, tmp_path: Path) -> None:
     """Its training is in bfloat16, saves in its fifth step, and is asked to end later."""
     (saved := tmp_path / "saved").mkdir()

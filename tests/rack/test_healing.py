@@ -253,6 +253,7 @@ def places(living: LivingRack, job: str) -> dict[str, list[int]]:
     return {place["host"]: place["ranks"] for place in living.job(job)["places"]}
 
 
+@pytest.mark.long
 def test_ranks_join_those_on_the_other_host_and_the_bits_are_the_same(living: LivingRack) -> None:
     """The job begins on two hosts, since a GPU of each is taken while it starts."""
     blocks = living.submit(SCRIPT, argv=["sleep", "600"], pack="apart")
@@ -290,6 +291,7 @@ def test_ranks_are_moved_to_another_host_and_nobody_else_begins_anew(living: Liv
     assert {rank for rank in first if now[rank] == first[rank]} == set(at[stays]) and leaves not in places(living, job)
 
 
+@pytest.mark.long
 def test_a_host_is_drained_and_its_job_ends_elsewhere_with_the_same_bits(living: LivingRack, undisturbed: str) -> None:
     job = living.submit(SCRIPT, *OPTIONS)
     first, at = ranks(living, job), places(living, job)

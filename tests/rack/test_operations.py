@@ -71,6 +71,7 @@ NOT_TYPED = {
     "agentctl requeue j9": "likewise",
     "agentctl checkpoint j9": "likewise",
     "agentctl preempt --test j9": "likewise",
+    "agentctl preempt --test j7": "likewise",
     "agentctl priority j9 --up": "likewise",
     "agentctl update j9 --time 4h": "likewise",
     "agentctl cancel j12": "likewise",

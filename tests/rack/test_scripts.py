@@ -32,6 +32,7 @@ def test_a_script_that_saves_is_preempted_and_killed_and_ends_with_the_same_bits
     assert row.unlike == []
 
 
+@pytest.mark.long
 @pytest.mark.torch
 def test_a_script_for_torchrun_runs_as_it_is_is_seen_and_averaged(lane: Lane, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")

@@ -80,6 +80,7 @@ def said(living: LivingRack, job: str, word: str) -> list[int]:
     return [int(number) for log in logs for number in re.findall(rf"{word} (\d+)", log.read_text())]
 
 
+@pytest.mark.long
 def test_jobs_of_a_group_take_turns_and_end_with_their_sums(living: LivingRack) -> None:
     jobs = [submit(living, STEPS, "night") for _ in range(2)]
     wait("turns", lambda: "turns of default/night" in living.agentctl("status")[1])

@@ -58,6 +58,7 @@ def test_the_cluster_is_a_table_an_object_and_a_drawing(tmp_path: Path, capsys: 
     assert told["schema"] == 1
 
 
+@pytest.mark.long
 def test_every_experiment_can_be_shown(capsys: pytest.CaptureFixture[str]) -> None:
     """The setting is small enough to take a second or two."""
     small = ["--trials", "20", "--crowd", "40", "--ages", "0", "3"]

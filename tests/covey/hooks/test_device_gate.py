@@ -118,6 +118,7 @@ def test_operators_wait_for_the_part_before_them_while_limits_hold_and_not_other
     assert 0.5e9 < found["queued_ns"] < 1.5e9, "it is charged for the time in which something is queued"
 
 
+@pytest.mark.long
 def test_a_rank_that_may_do_nothing_is_done_with_its_queue_and_is_charged_no_more(runtime: str) -> None:
     found = tried(
         runtime,

@@ -151,6 +151,7 @@ async def test_operations_of_jax_itself_are_no_steps(agent: Agent) -> None:
     assert attached(agent) == [("jax ", "")]
 
 
+@pytest.mark.long
 async def test_a_script_that_runs_ahead_is_told_the_mean_and_what_it_waits_for_the_device(agent: Agent) -> None:
     steps = await trained(agent, HEAD + RUNS_AHEAD)
     said = [step for step in steps if step.step > 10]

@@ -163,7 +163,7 @@ def test_every_host_of_a_job_owns_a_table_of_it() -> None:
 
 def test_a_table_that_began_elsewhere_comes_to_its_host() -> None:
     """With this seed gossip has not told of the others yet when the first ranks begin."""
-    with settled_rack(38) as rack:
+    with settled_rack(36) as rack:
         job = Job(rack, ["h1", "h2", "h3"], rounds=160, cut=True)
         rack.until(job.reached(3), 60, "round 3")
         elsewhere = [table for table, home in ((1, "h2"), (2, "h3")) if job.owner(table) != home]
@@ -299,7 +299,7 @@ def test_a_job_that_ended_leaves_no_table_behind() -> None:
 
 def test_an_owner_that_was_away_when_the_job_ended_drops_its_table_too() -> None:
     """The owner knows the table from its disk, and is told of the end alone."""
-    with settled_rack(38) as rack:
+    with settled_rack(36) as rack:
         job = Job(rack, ["h1", "h2", "h3"], rounds=1000, cut=True)
         rack.until(lambda: job.owner(1) == "h2", 60, "h2 has its table")
         agent = rack.hosts["h2"].agent
