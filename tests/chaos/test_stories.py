@@ -30,7 +30,7 @@ LONG = (
     *("borrower_away", "places_joined", "memory_measured", "hosts_replaced", "log_writer_killed", "rearranged"),
     *("parity", "memory_short", "gang_upgraded", "closing_killed", "classes", "tables_moved", "lost_killed"),
     *("environments", "voters_apart", "voters_grown", "idle_volume", "packs", "struck_in_change", "half_and_half"),
-    *("mirrored", "links_cut", "disk_refuses", "calm", "lender_killed"),
+    *("mirrored", "links_cut", "disk_refuses", "calm", "lender_killed", "block_device", "log_clients"),
 )
 """Stories that take more than two processor seconds and have a shorter kin in the gate; `make soak` plays all."""
 DIRECTED = [name for name in held_stories() if name not in ("swarm", *LONG)]

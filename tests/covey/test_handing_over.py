@@ -106,6 +106,7 @@ def training(ranks: TrainingRanks, aggd: AggdThread) -> tuple[Sequence[threading
     return threads, job
 
 
+@pytest.mark.long
 def test_who_takes_over_before_its_memory_is_ready_keeps_what_ranks_bring(
     aggds: list[AggdThread], ranks: TrainingRanks, monkeypatch: pytest.MonkeyPatch
 ) -> None:

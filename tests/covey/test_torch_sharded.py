@@ -14,7 +14,6 @@ from covey.core.errors import EXIT_AGAIN, CoveyError
 from covey.healing.checkpoint import Checkpoint
 from tests.covey.forks import Forks
 from tests.covey.hooks.torch_jobs import NEEDS_TORCH
-from tests.families import in_gate
 
 pytestmark = NEEDS_TORCH
 SCRIPT = Path(__file__).with_name("torch_sharded_script.py")
@@ -78,7 +77,8 @@ def gangs(forks: Forks, tmp_path: Path) -> Any:
         each.close()
 
 
-@pytest.mark.parametrize(("kind", "steps"), in_gate(1, [("models", 40), ("model", 48)]))
+@pytest.mark.long
+@pytest.mark.parametrize(("kind", "steps"), [("model", 48), ("models", 40)])
 def test_a_divided_training_that_is_asked_to_end_goes_on_with_the_same_bits(
     gangs: Gangs, kind: str, steps: int
 ) -> None:

@@ -347,6 +347,7 @@ def test_a_host_that_lost_its_power_boots_into_the_rack(hosts: tuple[BootedHost,
         wait(mapped, borrower.journal, 60.0, 1.0)
 
 
+@pytest.mark.long
 def test_units_of_an_environment_elsewhere_are_installed_by_agentd(hosts: tuple[BootedHost, BootedHost]) -> None:
     _, second = hosts
     kept = typed(second, "cat /etc/covey/agent.toml")

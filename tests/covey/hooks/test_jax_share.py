@@ -65,6 +65,7 @@ def schedule(rank: TorchRank) -> dict[str, tuple[int, int]]:
 PINNED = "import os\nos.sched_setaffinity(0, {max(os.sched_getaffinity(0))})\n"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "script", [pytest.param(WAITS, id="waits", marks=pytest.mark.long), pytest.param(RUNS_AHEAD, id="runs-ahead")]
 )

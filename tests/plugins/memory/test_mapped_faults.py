@@ -32,6 +32,7 @@ def test_pages_are_served_while_the_lenders_process_stands_still() -> None:
         stands_still(volume)
 
 
+@pytest.mark.long
 @pytest.mark.cpu_seconds(0)
 def test_kills_of_either_process_and_slabs_taken_back_lose_nothing() -> None:
     rng = random.Random(7)
