@@ -61,7 +61,7 @@ class LivingRack:
             "gpus_per_worker": 1,
             "argv": [sys.executable, str(script), *options],
             "cwd": str(self.directory),
-            "env": ENV,
+            "env": {"HOME": str(self.directory), **ENV},  # a shell reads nothing of whoever tests
             **more,
         }
         return str(self.agent().post("jobs", body=body).data["id"])
