@@ -37,6 +37,7 @@ NO_TERMS = Mutant(
 )
 
 
+@pytest.mark.long
 def test_tests_notice_a_planted_bug_and_the_tree_itself_is_untouched(tmp_path: Path) -> None:
     before = (ROOT / HEARD_ONCE.file).read_bytes()
     proof = Proof(tmp_path, [HEARD_ONCE, UNSEEN, STALE], cpu_s=0, workers=1)

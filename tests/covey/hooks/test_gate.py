@@ -229,6 +229,7 @@ work(600)
 """
 
 
+@pytest.mark.long
 async def test_whatever_trains_trains_the_same_under_a_limit(agent: Agent, gate: str, tmp_path: Path) -> None:
     """A closure, a loss scaler and a compiled model give the same bits."""
     async with running(agent, MANY, head=WHOLE_HEAD, COVEY_GATE=gate, TOLD=f"{tmp_path}/") as rank:
