@@ -248,8 +248,7 @@ class ForwardedCommand(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ProposeEntries(Message, frozen=True, array_like=True):
-    """To the leader: append these commands, each as if it came in a `ProposeEntry` of its own. Releases before 1.0
-    refuse it, and are asked for one after the other."""
+    """To the leader: append these commands, each as if it came in a `ProposeEntry` of its own."""
 
     rack: Rack
     commands: Annotated[tuple[ForwardedCommand, ...], msgspec.Meta(min_length=1, max_length=ENTRIES_MAX)]

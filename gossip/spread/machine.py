@@ -135,10 +135,10 @@ class Spread:
         self._shared = [self.identity]
         """The identities of the hosts whose facts are sent, sorted: the live ones and this host."""
         self._rows: list[int] = [self.identity]
-        """Those of `_shared` that have rows, sorted."""
+        """The identities of `_shared` that have a row in digests, sorted."""
         self._by_row = {messages.short(self.identity): self.identity}
         self._alike: list[int] = []
-        """Those of `_shared` that have no row, since another one has the same."""
+        """The identities of `_shared` that have no row in digests, since another one would have the same."""
         self._hot: dict[int, int] = {}
         """Identities with a version that is new here -> in how many rounds it is still told."""
         self._next = 0
@@ -288,7 +288,8 @@ class Spread:
 
     def _told_now(self) -> list[int]:
         """The hosts with news here, as many as fit into a datagram, those first that were told least."""
-        hottest = sorted((-left, identity) for identity, left in self._hot.items() if identity in self._by_row.values())
+        rows = set(self._rows)
+        hottest = sorted((-left, identity) for identity, left in self._hot.items() if identity in rows)
         told = [identity for _, identity in hottest[: _rows_in(self.budget)]]
         for identity in told:
             self._hot[identity] -= 1

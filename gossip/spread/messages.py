@@ -97,7 +97,7 @@ class KnownVersion(msgspec.Struct, frozen=True, array_like=True):
 
 class Syn(Message, frozen=True, array_like=True, tag=33):
     """What the sender has of the hosts with `low <= identity <= high`, exactly; of one that is not listed it has
-    nothing. Agents up to 0.1 send it in every round."""
+    nothing. It is said of hosts that have no row of their own."""
 
     low: Identity
     high: Identity

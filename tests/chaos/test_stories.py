@@ -32,7 +32,7 @@ LONG = (
     *("environments", "voters_apart", "voters_grown", "idle_volume", "packs", "struck_in_change", "half_and_half"),
     *("mirrored", "links_cut", "disk_refuses", "calm", "lender_killed", "block_device", "log_clients"),
 )
-"""Stories that take more than two processor seconds and have a shorter kin in the gate; `make soak` plays all."""
+"""Stories that take more than two processor seconds each: with LONG=1, and in `make soak`, which plays all."""
 DIRECTED = [name for name in held_stories() if name not in ("swarm", *LONG)]
 CHEAP = {"default_slabs": 4}
 """First seed of a story, where seed 1 takes too long."""

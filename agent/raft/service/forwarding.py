@@ -22,6 +22,8 @@ from covey.ports.env import Env
 
 FORWARD_S = 2.0
 """Seconds for which the leader is asked before it is asked again."""
+PAUSE_S = 0.05
+"""Seconds before the next try when the host asked does not lead, or refuses to be asked."""
 LOST = ProposeReply("lost")
 
 Reply = asyncio.Future[ProposeReply]
@@ -65,30 +67,23 @@ class Forwarding:
                 reply.set_result(said)
 
     async def _ask(self, leader: HostId, commands: Sequence[ForwardedCommand]) -> Sequence[ProposeReply]:
-        """One reply per command. A leader that refuses several in one message is of an older release."""
-        if len(commands) > 1:
-            try:
-                said = await self._exchange(leader, ProposeEntries(self._rack(), tuple(commands)))
-            except Refused:
-                return await asyncio.gather(*(self._ask_one(leader, each) for each in commands))
-            if isinstance(said, ProposeReplies) and len(said.replies) == len(commands):
-                return said.replies
-            return [LOST] * len(commands)
-        return [await self._ask_one(leader, commands[0])]
-
-    async def _ask_one(self, leader: HostId, one: ForwardedCommand) -> ProposeReply:
-        question = ProposeEntry(self._rack(), one.id, one.attempt, one.base, one.command)
-        try:
-            said = await self._exchange(leader, question)
-        except Refused:
-            self._counters["forwarding_failed"] += 1
-            return LOST
-        return said if isinstance(said, ProposeReply) else LOST
+        """One reply per command; `lost` where the leader gave none that can be read."""
+        if len(commands) == 1:
+            (one,) = commands
+            said = await self._exchange(leader, ProposeEntry(self._rack(), one.id, one.attempt, one.base, one.command))
+            return [said if isinstance(said, ProposeReply) else LOST]
+        said = await self._exchange(leader, ProposeEntries(self._rack(), tuple(commands)))
+        if isinstance(said, ProposeReplies) and len(said.replies) == len(commands):
+            return said.replies
+        return [LOST] * len(commands)
 
     async def _exchange(self, leader: HostId, question: Asked) -> Asked | None:
-        """The leader's answer; None when there is none, or it cannot be read. Refused."""
+        """The leader's answer; None when there is none, or it cannot be read."""
         try:
             return decode_asked(await self._ask_leader(leader, encode_asked(question), FORWARD_S))
         except (TimeoutError, MalformedMessage):
             self._counters["forwarding_failed"] += 1
-            return None
+        except Refused:
+            self._counters["forwarding_failed"] += 1
+            await asyncio.sleep(PAUSE_S)
+        return None

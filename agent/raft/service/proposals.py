@@ -30,7 +30,7 @@ from agent.raft.messages import (
     encode_asked,
 )
 from agent.raft.policy import ENTRY_OVERHEAD_BYTES
-from agent.raft.service.forwarding import FORWARD_S, LOST, Forwarding
+from agent.raft.service.forwarding import FORWARD_S, LOST, PAUSE_S, Forwarding
 from covey.core.errors import NoLeader, OutcomeUnknown, Refused
 from covey.core.ids import HostId
 from covey.ports.env import Env
@@ -41,8 +41,6 @@ ANSWER_S = 10.0
 """Seconds for which a forwarded proposal is kept waiting here."""
 APPLY_S = 1.0
 """Seconds for which a result from the leader waits for this host to apply the command as well."""
-PAUSE_S = 0.05
-"""Seconds before the next try when the host asked does not lead."""
 NOTED_MAX = 16384
 """The number of attempts remembered as refused, so that a late copy of one message is refused too; and the number of
 ids remembered as appended."""
