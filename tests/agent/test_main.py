@@ -36,6 +36,7 @@ from covey.core.ids import HostId
 from covey.core.version import VERSION
 from covey.wire import checked
 from gossip import service as gossip
+from tests.families import in_gate
 
 AGENTD = Path(sys.executable).with_name("agentd")
 
@@ -417,7 +418,7 @@ def once_run(place: Path) -> Path:
     return place / "state"
 
 
-@pytest.mark.parametrize("damaged", ["identity", "consensus/log-00000001", "consensus"])
+@pytest.mark.parametrize("damaged", in_gate(1, ["consensus", "identity", "consensus/log-00000001"]))
 def test_state_that_cannot_be_trusted_ends_in_three_lines_and_a_final_status(
     place: Path, once_run: Path, damaged: str
 ) -> None:

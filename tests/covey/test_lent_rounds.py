@@ -155,6 +155,7 @@ def test_ranks_of_each_host_read_one_another(tmp_path: Path, hosts: tuple[int, .
         assert set(lent) == {2, 3, 4, 5, 6}  # the first of a model is its initial value
 
 
+@pytest.mark.long
 def test_owners_that_are_replaced_lose_nothing_that_was_lent(tmp_path: Path, lent: list[int]) -> None:
     with gang(tmp_path, 2, 2) as made:
         made.share()
@@ -364,6 +365,7 @@ def test_who_waits_for_a_rank_that_died_after_it_lent_says_so() -> None:
             os.close(descriptor)
 
 
+@pytest.mark.long
 @MAY_READ
 @pytest.mark.skipif(os.geteuid() != 0, reason="takes root, to become others")
 def test_processes_of_a_plain_user_read_one_another_and_of_two_copy() -> None:

@@ -36,6 +36,7 @@ with RemoteArray(PATH, {words}, "uint32", local_budget="2 MiB", mode="r") as arr
 """
 
 
+@pytest.mark.long
 def test_a_script_killed_while_it_waits_to_write_leaves_no_zeros() -> None:
     """Chunks that the script touched and that had not come yet are not here, and must not be written back as zeros."""
     rng = random.Random(5)

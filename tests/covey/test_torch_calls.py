@@ -39,6 +39,7 @@ def told(gang: TrainedGang, word: str, ranks: int = 2) -> list[set[str]]:
 EVERYWHERE = "attached,first,step-10,validates-1,second-1,third-2,fourth-2,step-72"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("kind", "places"),
     [

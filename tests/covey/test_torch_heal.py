@@ -200,9 +200,8 @@ def disturbed(gang: TrainedGang, draws: random.Random, ranks: int, after: list[i
         assert {rank for rank in before if gang.pids[rank] != before[rank]} == set(lost)
 
 
-@pytest.mark.parametrize(
-    ("kind", "ranks", "at_once", "seed"), [pytest.param("epochs", 3, 2, 1, marks=pytest.mark.long), ("unlike", 4, 2, 2)]
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("kind", "ranks", "at_once", "seed"), [("epochs", 3, 2, 1), ("unlike", 4, 2, 2)])
 def test_a_training_whose_ranks_are_killed_ends_with_the_same_bits(
     gangs: Gangs, kind: str, ranks: int, at_once: int, seed: int
 ) -> None:

@@ -156,7 +156,7 @@ def sections() -> dict[str, str]:
     return dict(found)
 
 
-@pytest.mark.parametrize("heading", in_gate(4, TROUBLES))
+@pytest.mark.parametrize("heading", in_gate(2, TROUBLES))
 def test_two_commands_show_the_cause_and_the_next_step(heading: str) -> None:
     _, lines, wanted = TROUBLES[heading]
     shown = transcript(heading)

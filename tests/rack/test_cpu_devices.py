@@ -36,6 +36,7 @@ def agent() -> Iterator[Agent]:
         assert left == [], "stop leaves no process"
 
 
+@pytest.mark.long
 def test_eight_ranks_on_eight_devices_are_bound_to_their_cores(agent: Agent) -> None:
     rows = wait("all devices are known", lambda: _eight(agent))
     assert {row["uuid"] for row in rows} == {f"CPU-gpu{n}-{device}" for n in range(1, 5) for device in (0, 1)}

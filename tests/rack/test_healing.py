@@ -326,6 +326,7 @@ def processes_of(script: Path) -> set[int]:
     return found
 
 
+@pytest.mark.long
 def test_a_host_is_lost_with_two_ranks_and_they_go_on_in_spares_elsewhere(living: LivingRack, undisturbed: str) -> None:
     job = living.submit(SCRIPT, *OPTIONS, spares=2)
     first, at = ranks(living, job), places(living, job)

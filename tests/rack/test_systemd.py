@@ -64,6 +64,7 @@ def join_line(said: str) -> str:
     return str(line)
 
 
+@pytest.mark.long
 def test_a_token_is_good_once_and_a_refusal_writes_nothing(hosts: tuple[BootedHost, BootedHost]) -> None:
     first, second = hosts
     line = join_line(typed(first, "agentctl rack token"))
@@ -254,6 +255,7 @@ def test_jobs_in_containers_need_what_the_page_says(hosts: tuple[BootedHost, Boo
         typed(host, "rm -r /etc/systemd/system/covey.service.d; systemctl daemon-reload")
 
 
+@pytest.mark.long
 def test_what_lives_on_while_an_agent_is_stopped_is_found_when_it_starts(
     hosts: tuple[BootedHost, BootedHost],
 ) -> None:

@@ -50,6 +50,7 @@ async def host(agent: Agent, tmp_path: Path) -> AsyncIterator[Host]:
     await made.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("built", in_gate(1, [True, False]), ids=["operators", "modules"])
 async def test_two_scripts_that_only_have_hooks_compute_in_turns(host: Host, built: bool) -> None:
     """A host runs one COMP at a time, also of scripts that push nothing. Reference: §4.3.1."""

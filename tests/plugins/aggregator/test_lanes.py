@@ -126,6 +126,7 @@ def test_an_addition_that_a_lane_took_with_it_is_made_again(tmp_path: Path, monk
 # ---- memory ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_memory_is_there_as_long_as_an_array_of_it_is_and_no_longer() -> None:
     memory = LaneMemory(MemfdPages())
     arena = Arena(4 * LEAST_BYTES, memory.mapped)
@@ -146,6 +147,7 @@ def test_memory_is_there_as_long_as_an_array_of_it_is_and_no_longer() -> None:
     assert memory.place(again) == (2, 0, LEAST_BYTES), "no number is used twice: a lane may have the old one mapped"
 
 
+@pytest.mark.long
 def test_large_buffers_are_where_lanes_see_them_and_used_again() -> None:
     memory = LaneMemory(MemfdPages())
     buffers = Buffers(memory.mapped)
